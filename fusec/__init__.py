@@ -1,0 +1,55 @@
+"""fusec turns a formula into one fast kernel you can read.
+
+The public names live here and are loaded on first use, so that ``import fusec`` costs
+milliseconds and brings in neither torch, triton, sympy, numpy, lark nor rich. May import
+``fusec.api`` and everything below it, but only lazily.
+"""
+
+from importlib import import_module
+from typing import TYPE_CHECKING
+
+from fusec.version import __version__
+
+if TYPE_CHECKING:
+    from fusec.api import CompiledFunction, compile, stats
+    from fusec.errors import (
+        BuildError,
+        DTypeError,
+        FusecError,
+        InternalError,
+        ParseError,
+        ShapeError,
+        UnknownNameError,
+        UnsupportedError,
+    )
+
+__all__ = [
+    "BuildError",
+    "CompiledFunction",
+    "DTypeError",
+    "FusecError",
+    "InternalError",
+    "ParseError",
+    "ShapeError",
+    "UnknownNameError",
+    "UnsupportedError",
+    "__version__",
+    "compile",
+    "stats",
+]
+
+# Hidden from type checkers: they would take a module __getattr__ as leave for any name at all.
+if not TYPE_CHECKING:
+
+    def __getattr__(name):
+        """Load a public name from the module that defines it, and keep it for the next use."""
+        if name not in __all__:
+            raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        home = "fusec.errors" if name.endswith("Error") else "fusec.api"
+        value = getattr(import_module(home), name)
+        globals()[name] = value
+        return value
+
+
+def __dir__() -> list[str]:
+    return sorted(set(globals()) | set(__all__))

@@ -1,0 +1,251 @@
+"""The public API: :func:`compile` a formula into a :class:`CompiledFunction` and call it with tensors.
+
+May import everything but the command line.
+"""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fusec.errors import FusecError, UnknownNameError, UnsupportedError, did_you_mean
+from fusec.frontend.parser import parse
+from fusec.frontend.resolve_names import check, first_use, output_names
+from fusec.runtime.arguments import Call, run
+from fusec.runtime.launch import Prepared, prepare
+from fusec.runtime.specialize import (
+    COUNTERS,
+    Argument,
+    Formula,
+    OncePerKey,
+    Specialization,
+    Variant,
+    key_of,
+    specialize,
+)
+from fusec.source import Source
+
+BACKENDS = ("auto", "triton", "cpp", "cuda", "torch")
+NUMERICS = ("torch", "precise", "fast")
+MEMO_LIMIT = 1024  # exact shapes remembered by one function
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What this process has done: kernels built (or loaded from the cache on disk) and plans made."""
+
+    compiles: int
+    specializations: int
+
+
+def stats() -> Stats:
+    """Counters of this process, to see what a loop of calls builds."""
+    return Stats(COUNTERS.compiles, COUNTERS.specializations)
+
+
+def compile(
+    source: str,
+    *,
+    inputs: Sequence[str] | None = None,
+    backend: str = "auto",
+    numerics: str = "torch",
+    keepdim: bool = False,
+    name: str | None = None,
+) -> CompiledFunction:
+    """Compile a formula; kernels are built when the function is first called with tensors of a new kind.
+
+    ``inputs`` fixes the order of the arguments (default: first appearance). ``backend`` is ``auto`` (Triton for CUDA
+    tensors, C++ for CPU tensors), ``triton``, ``cpp`` or ``torch`` (the reference, which needs no compiler).
+    ``numerics`` is ``torch`` (as accurate as eager PyTorch or better), ``precise`` or ``fast``. ``keepdim=True`` keeps
+    reduced axes of outputs with length 1. ``name`` names the kernel.
+
+    Raises ParseError and UnknownNameError; shapes and types are checked at a call.
+    """
+    _choose("backend", backend, BACKENDS)
+    _choose("numerics", numerics, NUMERICS)
+    if not isinstance(source, str):
+        raise UnsupportedError(
+            f"a formula is text, got {type(source).__name__}",
+            hint="write the function as a formula, as in fusec.compile('x * sigmoid(x)')",
+        )
+    if backend == "cuda":
+        raise UnsupportedError(
+            "there is no CUDA C++ printer yet",
+            backend="cuda",
+            reason="not written",
+            hint="use backend='triton' for CUDA tensors",
+        )
+    text = Source(source)
+    program = parse(text)
+    names = check(program, text, inputs)
+    return CompiledFunction(
+        Formula(text, program, names, numerics, keepdim, _kernel_name(name, source)), backend
+    )
+
+
+def _choose(what: str, value: object, known: Sequence[str]) -> None:
+    if value not in known:
+        raise UnsupportedError(
+            f"unknown {what} {value!r}",
+            hint=did_you_mean(str(value), known) or f"one of {', '.join(known)}",
+        )
+
+
+def _kernel_name(name: str | None, source: str) -> str:
+    """The name the user gave, else that of the formula's outermost function, else ``kernel``."""
+    if name is not None:
+        if not name.isidentifier() or keyword.iskeyword(name):
+            raise FusecError(
+                f"{name!r} cannot name a kernel", hint="letters, digits and underscores"
+            )
+        return f"{name}_kernel"
+    outermost = re.fullmatch(r"\s*([A-Za-z][A-Za-z0-9_]*)\s*\([^()]*\)\s*", source)
+    return f"{outermost.group(1)}_kernel" if outermost else "kernel"
+
+
+class CompiledFunction:
+    """A formula, callable with tensors. Thread-safe; made by :func:`compile`."""
+
+    def __init__(self, formula: Formula, backend: str) -> None:
+        self._formula = formula
+        self._backend = backend
+        self._specials: dict[tuple[object, ...], Specialization] = {}
+        self._memo: dict[tuple[object, ...], Prepared] = {}
+        self._once = OncePerKey()
+        self.__name__ = formula.name
+
+    # -- what it is ---------------------------------------------------------------------------------------------
+
+    @property
+    def inputs(self) -> tuple[str, ...]:
+        """Names of the inputs, in the order of positional arguments."""
+        return self._formula.inputs
+
+    @property
+    def outputs(self) -> tuple[str, ...]:
+        """Names of the results."""
+        return output_names(self._formula.program)
+
+    @property
+    def variants(self) -> tuple[Variant, ...]:
+        """Every kernel built so far, and why each one."""
+        return tuple(v for special in self._specials.values() for v in special.variants)
+
+    def __repr__(self) -> str:
+        text = " ".join(self._formula.source.text.split())
+        shown = text if len(text) <= 60 else text[:57] + "..."
+        return f"<fusec.CompiledFunction {shown!r} of {', '.join(self.inputs)}>"
+
+    # -- calling ------------------------------------------------------------------------------------------------
+
+    def __call__(self, *args: Any, out: Any = None, **named: Any) -> Any:
+        """The result, a tensor or a tuple of tensors, on the device of the inputs.
+
+        Inputs are tensors, NumPy arrays (then the results are arrays) or Python numbers. ``out`` takes the result: a
+        tensor, or a tuple of them, of the right shape, type and device; it may share memory with an input.
+        """
+        values = (
+            list(args)
+            if not named and len(args) == len(self.inputs)
+            else self._by_name(args, named)
+        )
+        call = Call(self._formula, values, out, self._backend)
+        return run(self._prepared(call), call)
+
+    def bind(self, *args: Any, **named: Any) -> BoundCall:
+        """A prepared call for inputs of these shapes, strides and types: the least work per call.
+
+        The bound call takes tensors like the ones given (or nothing: then those) in the order of the inputs, does not
+        look at them again, and returns fresh outputs.
+        """
+        call = Call(self._formula, self._by_name(args, named), None, self._backend)
+        return BoundCall(self._prepared(call), call)
+
+    def _by_name(self, args: Sequence[Any], named: dict[str, Any]) -> list[Any]:
+        """Arguments in the order of the inputs; UnknownNameError for a missing, extra or repeated one."""
+        names = self.inputs
+        if len(args) > len(names):
+            raise UnknownNameError(
+                f"{len(args)} positional arguments for {_count(names)}",
+                hint=f"call it as f({', '.join(names)})",
+            )
+        values: dict[str, Any] = dict(zip(names, args, strict=False))
+        for name, value in named.items():
+            if name not in names:
+                hint = did_you_mean(name, names) or f"the inputs are {', '.join(names)}"
+                raise UnknownNameError(f"the formula has no input {name!r}", hint=hint)
+            if name in values:
+                raise UnknownNameError(f"input {name!r} is given twice, by position and by name")
+            values[name] = value
+        missing = [n for n in names if n not in values]
+        if missing:
+            raise UnknownNameError(
+                f"missing input {', '.join(map(repr, missing))}",
+                source=self._formula.source,
+                span=first_use(self._formula.program, missing[0]),
+                hint=f"the inputs are {', '.join(names)}",
+            )
+        return [values[n] for n in names]
+
+    def _prepared(self, call: Call) -> Prepared:
+        found = self._memo.get(call.key)
+        if found is None:
+            if len(self._memo) >= MEMO_LIMIT:
+                self._memo.clear()
+            found = self._memo[call.key] = self._prepare(call)
+        return found
+
+    def _prepare(self, call: Call) -> Prepared:
+        arguments = call.arguments
+        special = self._specialization(arguments)
+        call.check_count(special)
+        return prepare(special, arguments, call.backend, call.device, call.aligned)
+
+    def _specialization(self, arguments: Sequence[Argument]) -> Specialization:
+        special: Specialization = self._once.get(
+            self._specials, key_of(arguments), lambda: specialize(self._formula, arguments)
+        )
+        return special
+
+    # -- looking ------------------------------------------------------------------------------------------------
+
+    def show(self, stage: str = "triton", *example_inputs: Any, target: str | None = None) -> str:
+        """The formula at ``stage``: formula graph plan kernel triton cpp ttir ttgir llir ptx sass amdgcn.
+
+        ``example_inputs`` (tensors, also on the meta device) fix types and layouts; without them every input is a
+        float32 matrix of 4096 x 4096. ``target`` (``sm_90``, ``gfx942``) needs no such GPU. Raises UnsupportedError.
+        """
+        from fusec.runtime.show import example_arguments, show
+
+        arguments = example_arguments(self._formula, example_inputs)
+        return show(self._formula, self._specialization(arguments), arguments, stage, target)
+
+
+class BoundCall:
+    """A call with everything decided; see :meth:`CompiledFunction.bind`."""
+
+    __slots__ = ("_call", "_outputs", "_prepared", "_temporaries")
+
+    def __init__(self, prepared: Prepared, call: Call) -> None:
+        self._prepared = prepared
+        self._call = call
+        self._outputs = prepared.make_outputs
+        self._temporaries = prepared.make_temporaries
+
+    def __call__(self, *values: Any) -> Any:
+        """The result for ``values``, which must be like the ones bound."""
+        given: Sequence[Any] = values or self._call.values
+        if self._prepared.reference or self._call.numpy:
+            return run(
+                self._prepared, Call(self._call.formula, list(given), None, self._call.backend)
+            )
+        results = [make() for make in self._outputs]
+        self._prepared.run(given, results, [make() for make in self._temporaries])
+        return results[0] if len(results) == 1 else tuple(results)
+
+
+def _count(names: Sequence[str]) -> str:
+    return f"{len(names)} input{'s' if len(names) != 1 else ''} ({', '.join(names)})"

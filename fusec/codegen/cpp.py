@@ -1,0 +1,408 @@
+"""Kernel to C++ source: scalar loops over the helpers of ``fusec.h``, which the compiler turns into vector code.
+
+Rows are shared out over threads; along a row 64 lanes run side by side, whatever the machine's vectors, so a result does
+not depend on the processor. Where the rows are the contiguous axis the lanes are 64 rows. Prints, decides nothing.
+
+May import ``fusec.ir`` and the modules of ``codegen`` above it in the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+
+from fusec.codegen.expr import ATOM, PREFIX, Dialect, shortest_float
+from fusec.codegen.kernel import (
+    Access,
+    Accumulate,
+    Accumulator,
+    Apply,
+    Comment,
+    Convert,
+    Expr,
+    Form,
+    Keep,
+    Kernel,
+    Let,
+    Level,
+    Literal,
+    Load,
+    Masked,
+    Recall,
+    Ref,
+    Stmt,
+    Store,
+    Sweep,
+)
+from fusec.codegen.writer import Writer
+from fusec.ir.dtypes import I32, I64, DType
+from fusec.ir.ops import OPS, Call, Lowering, Op
+
+_PARALLEL = "#pragma omp parallel for num_threads(threads) schedule(static)"
+_SIMD = "#pragma omp simd"
+
+
+class _Cpp(Dialect):
+    name = "cpp"
+
+    def lowering(self, op: Op) -> Lowering:
+        return op.cpp
+
+    def literal(self, value: Literal, strict: bool) -> str:
+        dtype, number = value.dtype, value.value
+        if dtype.is_bool:
+            return "true" if number else "false"
+        if dtype.is_float:
+            return _float(float(number), dtype)
+        if dtype is I32 and number != I32.minimum:
+            return str(int(number))
+        if number == I64.minimum:
+            return "INT64_MIN"
+        return f"{dtype.cpp}{{{int(number)}}}"
+
+    def convert(self, expression: Convert) -> tuple[str, int]:
+        argument, through = expression.arg, expression.through
+        if through is not None:
+            inner = self.text(argument)
+            if not argument.dtype.is_float:
+                inner = f"static_cast<float>({inner})"
+            return f"fusec::load(fusec::store<{through.cpp}>({inner}))", ATOM
+        how = (
+            "fusec::cast"
+            if argument.dtype.is_float and not expression.dtype.is_float
+            else "static_cast"
+        )
+        return f"{how}<{expression.dtype.cpp}>({self.text(argument)})", ATOM
+
+    def masked(self, expression: Masked) -> tuple[str, int]:
+        raise AssertionError("C++ loops end where the row ends")
+
+    def finish(self, expression: Apply, text: str, precedence: int) -> tuple[str, int]:
+        """C++ computes narrow integers as int, and bools with ``&`` as int: bring them back."""
+        dtype = expression.dtype
+        narrow = dtype.is_integer and dtype.bits < 32
+        if narrow or (dtype.is_bool and expression.operand.is_bool and precedence != PREFIX):
+            return f"static_cast<{dtype.cpp}>({text})", ATOM
+        return text, precedence
+
+
+def _float(number: float, dtype: DType) -> str:
+    suffix = "f" if dtype.bits == 32 else ""
+    if number != number:
+        return f'__builtin_nan{suffix}("")'
+    if number in (float("inf"), float("-inf")):
+        return f"{'-' if number < 0 else ''}__builtin_inf{suffix}()"
+    return shortest_float(number, dtype) + suffix
+
+
+def print_cpp(kernel: Kernel) -> str:
+    """The source of ``kernel``: one ``extern "C"`` function that runs the whole kernel on ``threads`` threads."""
+    writer = Writer("  ")
+    for line in kernel.header:
+        writer.line(f"// {line}".rstrip().rstrip("\\"))
+    writer.line('#include "fusec.h"')
+    writer.line()
+    _Printer(kernel, writer).function()
+    return writer.text()
+
+
+def parameters(kernel: Kernel) -> list[tuple[str, str]]:
+    """Name and C type of each parameter, in the order of a call."""
+    found = [
+        (p.name, ("" if p.written else "const ") + f"{p.storage.cpp}*")
+        for p in kernel.pointers
+    ]
+    found += [(n.name, n.dtype.cpp) for n in kernel.numbers]
+    found += [(s.name, "int64_t") for s in kernel.sizes]
+    return [*found, ("threads", "int32_t")]
+
+
+@dataclass(slots=True)
+class _Printer:
+    kernel: Kernel
+    writer: Writer
+    dialect: _Cpp = field(default_factory=_Cpp)
+    row_values: dict[str, DType] = field(
+        default_factory=dict
+    )  # lanes along rows: what each lane remembers
+
+    def function(self) -> None:
+        params = [f"{kind} {name}" for name, kind in parameters(self.kernel)]
+        opening = f'extern "C" void {self.kernel.name}({", ".join(params)}) {{'
+        if len(opening) > 100:
+            self.writer.line(f'extern "C" void {self.kernel.name}(')
+            for parameter in params[:-1]:
+                self.writer.line(f"    {parameter},")
+            opening = f"    {params[-1]}) {{"
+        body = {Form.FLAT: self._flat, Form.TILE: self._tile, Form.ROWS: self._rows}[
+            self.kernel.form
+        ]
+        with self.writer.block(opening, "}"):
+            body()
+
+    # -- elementwise --------------------------------------------------------------------------------------------
+
+    def _flat(self) -> None:
+        self.writer.line("#pragma omp parallel for simd num_threads(threads) schedule(static)")
+        with self._loop("i", "n"):
+            self._statements(self.kernel.body)
+
+    def _tile(self) -> None:
+        outer = [s for s in self.kernel.body if not self._varies(s)]
+        self.writer.line(_PARALLEL)
+        with self._loop("row", "rows"):
+            self._variables(Level.ROW)
+            self._statements(s for s in outer if not isinstance(s, Comment))
+            self.writer.line(_SIMD)
+            with self._loop("col", "cols"):
+                self._variables(Level.COL)
+                self._statements(
+                    s for s in self.kernel.body if s not in outer or isinstance(s, Comment)
+                )
+
+    def _varies(self, statement: Stmt) -> bool:
+        if isinstance(statement, (Let, Load, Store)):
+            return Level.COL in statement.level
+        return not isinstance(statement, Comment)
+
+    # -- rows ---------------------------------------------------------------------------------------------------
+
+    def _rows(self) -> None:
+        if self.kernel.config.lanes_along_rows:
+            self._lanes_along_rows()
+            return
+        if not self.kernel.kept:
+            self.writer.line(_PARALLEL)
+            self._row_loop()
+            return
+        self.writer.line("#pragma omp parallel num_threads(threads)")
+        with self.writer.block("{", "}"):
+            for name, dtype in self.kernel.kept:
+                self.writer.line(f"const fusec::Row<{dtype.cpp}> {name}(cols);")
+            self.writer.line("#pragma omp for schedule(static)")
+            self._row_loop()
+
+    def _row_loop(self) -> None:
+        with self._loop("row", "rows"):
+            self._variables(Level.ROW)
+            self._statements(self.kernel.body)
+
+    def _sweep(self, sweep: Sweep) -> None:
+        """A loop over the row; with running values it goes in stretches of 64 lanes."""
+        if not sweep.accumulators:
+            self.writer.line(_SIMD)
+            with self._loop("col", "cols"):
+                self._variables(Level.COL)
+                self._statements(sweep.body)
+            return
+        for accumulator in sweep.accumulators:
+            self._declare(accumulator)
+        opening = (
+            "fusec::sweep(cols, [&](int64_t start, int64_t count) __attribute__((always_inline)) {"
+        )
+        with self.writer.block(opening, "});"):
+            self.writer.line(_SIMD)
+            with self._loop("lane", "count"):
+                self.writer.line("const int64_t col = start + lane;")
+                self._variables(Level.COL)
+                self._statements(sweep.body)
+        for accumulator in sweep.accumulators:
+            self._finish(accumulator)
+
+    def _declare(self, accumulator: Accumulator) -> None:
+        kind = accumulator.accumulate
+        identity = self.dialect.literal(Literal(accumulator.identity.value, kind), strict=True)
+        self.writer.line(f"{kind.cpp} {accumulator.lanes}[fusec::LANES];")
+        self.writer.line(f"fusec::fill<{kind.cpp}>({accumulator.lanes}, {identity});")
+
+    def _finish(self, accumulator: Accumulator) -> None:
+        form = accumulator.op.cpp.usual
+        assert isinstance(form, Call)
+        value = f"{form.name}({accumulator.lanes}, fusec::LANES)"
+        self._define(accumulator.name, accumulator.dtype, self._narrow(value, accumulator))
+
+    def _narrow(self, value: str, accumulator: Accumulator) -> str:
+        if accumulator.dtype is accumulator.accumulate:
+            return value
+        return f"static_cast<{accumulator.dtype.cpp}>({value})"
+
+    # -- rows as lanes ------------------------------------------------------------------------------------------
+
+    def _lanes_along_rows(self) -> None:
+        """64 rows side by side: each statement outside a sweep is a loop over them that remembers its values."""
+        self.writer.line(_PARALLEL)
+        with self.writer.block(
+            "for (int64_t first = 0; first < rows; first += fusec::LANES) {", "}"
+        ):
+            self.writer.line(
+                "const int64_t count = rows - first < fusec::LANES ? rows - first : fusec::LANES;"
+            )
+            pending: list[Stmt] = []
+            for statement in self.kernel.body:
+                if isinstance(statement, Sweep):
+                    self._row_lane_block(pending)
+                    pending = []
+                    self._row_lane_sweep(statement)
+                elif isinstance(statement, Comment):
+                    self._row_lane_block(pending)
+                    pending = []
+                    self._statements([statement])
+                else:
+                    pending.append(statement)
+            self._row_lane_block(pending)
+
+    def _row_lane_block(self, statements: list[Stmt]) -> None:
+        if not statements:
+            return
+        made = {s.name: _dtype(s) for s in statements if isinstance(s, (Let, Load))}
+        for name, dtype in made.items():
+            self.writer.line(f"{dtype.cpp} {name}_lanes[fusec::LANES];")
+        with self._row_lanes(statements):
+            self._statements(statements)
+            for name in made:
+                self.writer.line(f"{name}_lanes[lane] = {name};")
+        self.row_values.update(made)
+
+    def _row_lane_sweep(self, sweep: Sweep) -> None:
+        for accumulator in sweep.accumulators:
+            self._declare(accumulator)
+        with self._loop("col", "cols"):
+            self._variables(Level.COL)
+            with self._row_lanes(sweep.body):
+                self._statements(sweep.body)
+        self.row_values.update({a.name: a.dtype for a in sweep.accumulators})
+
+    @contextmanager
+    def _row_lanes(self, statements: Sequence[Stmt]) -> Iterator[None]:
+        """A loop over the rows of the block, in which the remembered values that are read get their names back."""
+        self.writer.line(_SIMD)
+        with self._loop("lane", "count"):
+            self._recall_rows(statements)
+            yield
+
+    def _recall_rows(self, statements: Sequence[Stmt]) -> None:
+        self.writer.line("const int64_t row = first + lane;")
+        self._variables(Level.ROW)
+        used = {name for s in statements for e in _expressions(s) for name in _names(e)}
+        used |= {
+            t.variable for s in statements if isinstance(s, (Load, Store)) for t in s.access.terms
+        }
+        for name, dtype in self.row_values.items():
+            if name in used:
+                self.writer.line(f"const {dtype.cpp} {name} = {self._remembered(name, dtype)};")
+
+    def _remembered(self, name: str, dtype: DType) -> str:
+        text = f"{name}_lanes[lane]"
+        wide = any(
+            a.name == name and a.accumulate is not dtype
+            for s in self.kernel.body
+            if isinstance(s, Sweep)
+            for a in s.accumulators
+        )
+        return f"static_cast<{dtype.cpp}>({text})" if wide else text
+
+    # -- pieces -------------------------------------------------------------------------------------------------
+
+    def _loop(self, variable: str, bound: str) -> AbstractContextManager[None]:
+        return self.writer.block(
+            f"for (int64_t {variable} = 0; {variable} < {bound}; ++{variable}) {{", "}"
+        )
+
+    def _variables(self, level: Level) -> None:
+        for variable in self.kernel.variables:
+            if variable.level is not level:
+                continue
+            text = variable.base
+            if len(variable.divisors) == 1:
+                text = f"{text} / {variable.divisors[0]}"
+            elif variable.divisors:
+                text = f"{text} / ({' * '.join(variable.divisors)})"
+            if variable.modulus:
+                text = f"{text} % {variable.modulus}"
+            self.writer.line(f"const int64_t {variable.name} = {text};")
+
+    def _statements(self, statements: Iterable[Stmt]) -> None:
+        for statement in statements:
+            self._statement(statement)
+
+    def _statement(self, statement: Stmt) -> None:
+        if isinstance(statement, Comment):
+            self.writer.line(f"// {statement.text}")
+        elif isinstance(statement, Let):
+            self._define(statement.name, statement.value.dtype, self.dialect.text(statement.value))
+        elif isinstance(statement, Load):
+            self._load(statement)
+        elif isinstance(statement, Store):
+            value = self._stored(statement.value, statement.storage)
+            self.writer.line(
+                f"{statement.access.buffer}[{self._address(statement.access)}] = {value};"
+            )
+        elif isinstance(statement, Accumulate):
+            self._accumulate(statement)
+        elif isinstance(statement, Keep):
+            self.writer.line(
+                f"{statement.buffer}.data[col] = {self.dialect.text(statement.value)};"
+            )
+        elif isinstance(statement, Recall):
+            self._define(statement.name, statement.dtype, f"{statement.buffer}.data[col]")
+        elif isinstance(statement, Sweep):
+            self._sweep(statement)
+        else:
+            raise AssertionError(f"C++ kernels loop over their rows: {statement}")
+
+    def _define(self, name: str, dtype: DType, text: str) -> None:
+        self.writer.line(f"const {dtype.cpp} {name} = {text};")
+
+    def _address(self, access: Access) -> str:
+        parts = [
+            t.variable if t.stride == 1 else f"{t.variable} * {t.stride}" for t in access.terms
+        ]
+        return " + ".join(parts) or "0"
+
+    def _load(self, load: Load) -> None:
+        element = f"{load.access.buffer}[{self._address(load.access)}]"
+        text = f"fusec::load({element})" if load.storage is not load.dtype else element
+        if load.guard is not None:
+            other = self.dialect.literal(Literal(load.other, load.dtype), strict=True)
+            text = f"{self.dialect.operand(load.guard, ATOM)} ? {text} : {other}"
+        self._define(load.name, load.dtype, text)
+
+    def _stored(self, value: Expr, storage: DType) -> str:
+        text = self.dialect.text(value)
+        narrow = storage.is_float and storage.bits < 32
+        return f"fusec::store<{storage.cpp}>({text})" if narrow else text
+
+    def _accumulate(self, statement: Accumulate) -> None:
+        accumulator = statement.accumulator
+        assert accumulator.op.combine is not None
+        kind = accumulator.accumulate
+        lanes = Ref(f"{accumulator.lanes}[lane]", kind, Level.TILE)
+        value = statement.value
+        if isinstance(value, Literal):
+            value = Literal(value.value, kind)
+        joined = Apply(OPS[accumulator.op.combine], (lanes, value), kind, kind, Level.TILE)
+        self.writer.line(f"{accumulator.lanes}[lane] = {self.dialect.text(joined)};")
+
+
+def _dtype(statement: Let | Load) -> DType:
+    return statement.value.dtype if isinstance(statement, Let) else statement.dtype
+
+
+def _expressions(statement: Stmt) -> list[Expr]:
+    if isinstance(statement, (Let, Store, Accumulate, Keep)):
+        return [statement.value]
+    if isinstance(statement, Load) and statement.guard is not None:
+        return [statement.guard]
+    return []
+
+
+def _names(expression: Expr) -> set[str]:
+    """The values an expression reads."""
+    if isinstance(expression, Ref):
+        return {expression.name}
+    if isinstance(expression, (Convert, Masked)):
+        return _names(expression.arg)
+    if isinstance(expression, Apply):
+        return {name for a in expression.args for name in _names(a)}
+    return set()

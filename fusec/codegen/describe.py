@@ -1,0 +1,107 @@
+"""A Kernel as text a person can read: parameters, index space, statements. For ``show --stage kernel`` only.
+
+May import the modules of ``codegen`` above it in the tree.
+"""
+
+from __future__ import annotations
+
+from fusec.codegen.kernel import (
+    Access,
+    Accumulate,
+    Apply,
+    Comment,
+    Convert,
+    Expr,
+    Keep,
+    Kernel,
+    Let,
+    Literal,
+    Load,
+    Masked,
+    Recall,
+    Reduce,
+    Ref,
+    Stmt,
+    Store,
+    Sweep,
+)
+from fusec.codegen.writer import Writer
+
+
+def describe(kernel: Kernel) -> str:
+    """The whole kernel, one statement a line."""
+    writer = Writer()
+    config = kernel.config
+    with writer.block(f"kernel {kernel.name}: {kernel.form.value}"):
+        for pointer in kernel.pointers:
+            writer.line(
+                f"buffer {pointer.name}: {pointer.storage.name}{', written' if pointer.written else ''}"
+            )
+        for number in kernel.numbers:
+            writer.line(f"number {number.name}: {number.dtype.name}")
+        for size in kernel.sizes:
+            writer.line(f"size {size.name} = {' '.join(map(str, size.source))}")
+        writer.line(
+            f"tile {config.block_rows} x {config.block_cols}, {config.warps} warps, "
+            f"{'resident' if config.resident else 'looped'}{', even' if config.even else ''}"
+            f"{', lanes along rows' if config.lanes_along_rows else ''}"
+        )
+        _body(kernel.body, writer)
+    return writer.text()
+
+
+def _body(statements: tuple[Stmt, ...], writer: Writer) -> None:
+    for statement in statements:
+        if isinstance(statement, Sweep):
+            for accumulator in statement.accumulators:
+                writer.line(
+                    f"{accumulator.lanes} : {accumulator.accumulate.name} = {accumulator.identity.value}"
+                )
+            with writer.block("for each tile of the row:"):
+                _body(statement.body, writer)
+            for accumulator in statement.accumulators:
+                writer.line(f"{accumulator.name} = {accumulator.op.name} of {accumulator.lanes}")
+        else:
+            writer.line(_statement(statement))
+
+
+def _statement(statement: Stmt) -> str:
+    match statement:
+        case Comment(text=text):
+            return f"# {text}"
+        case Let(name=name, value=value):
+            return f"{name} = {_text(value)}"
+        case Load(name=name, access=access, guard=guard):
+            return f"{name} = load {_address(access)}" + (
+                f" if {_text(guard)}" if guard is not None else ""
+            )
+        case Store(access=access, value=value, storage=storage):
+            return f"store {_address(access)} = {_text(value)} as {storage.name}"
+        case Reduce(name=name, op=op, value=value):
+            return f"{name} = {op.name} {_text(value)}"
+        case Accumulate(accumulator=accumulator, value=value):
+            return f"{accumulator.lanes} {accumulator.op.name}= {_text(value)}"
+        case Keep(buffer=buffer, value=value):
+            return f"keep {buffer} = {_text(value)}"
+        case Recall(name=name, buffer=buffer):
+            return f"{name} = recall {buffer}"
+    raise AssertionError(statement)
+
+
+def _address(access: Access) -> str:
+    terms = [t.variable if t.stride == 1 else f"{t.variable} * {t.stride}" for t in access.terms]
+    return f"{access.buffer}[{' + '.join(terms)}]"
+
+
+def _text(expression: Expr) -> str:
+    if isinstance(expression, Ref):
+        return expression.name
+    if isinstance(expression, Literal):
+        return f"{expression.value}"
+    if isinstance(expression, Convert):
+        through = f" through {expression.through.name}" if expression.through else ""
+        return f"{expression.dtype.name}({_text(expression.arg)}{through})"
+    if isinstance(expression, Masked):
+        return f"masked({_text(expression.arg)}, {expression.identity.value})"
+    assert isinstance(expression, Apply)
+    return f"{expression.op.name}({', '.join(_text(a) for a in expression.args)})"

@@ -1,0 +1,40 @@
+// What a kernel that reduces rows is made of: lanes, sweeps over a row, and rows kept between sweeps.
+#ifndef FUSEC_ROWS_H
+#define FUSEC_ROWS_H
+
+#include "fusec_base.h"
+
+namespace fusec {
+
+// Running values of a sweep. Fixed, so that a result does not depend on the width of a vector.
+constexpr int64_t LANES = 64;
+
+template <class T>
+FUSEC_INLINE void fill(T* lanes, T value) {
+  for (int64_t lane = 0; lane < LANES; ++lane) lanes[lane] = value;
+}
+
+// Calls body(start, count) for each stretch of LANES columns; only the last may be shorter, so the
+// compiler sees a constant count everywhere else.
+template <class Body>
+FUSEC_INLINE void sweep(int64_t cols, const Body& body) {
+  int64_t start = 0;
+  for (; start + LANES <= cols; start += LANES) body(start, LANES);
+  if (start < cols) body(start, cols - start);
+}
+
+// A buffer as long as a row, one for each thread.
+template <class T>
+struct Row {
+  T* data;
+  explicit Row(int64_t length) : data((T*)__builtin_malloc((size_t)length * sizeof(T))) {
+    if (data == nullptr) __builtin_trap();
+  }
+  ~Row() { __builtin_free(data); }
+  Row(const Row&) = delete;
+  Row& operator=(const Row&) = delete;
+};
+
+}  // namespace fusec
+
+#endif

@@ -1,0 +1,273 @@
+"""The Kernel: one Region as a backend-neutral tile program. ``lower.py`` makes it, printers print it.
+
+A kernel walks ``rows`` by ``cols``. In the *flat* form there are only columns; in the *tile* form both are elementwise;
+in the *rows* form the columns are reduced. A value's ``level`` says which of the two it varies along.
+
+May import ``fusec.ir``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from enum import Enum, Flag
+from typing import TypeAlias
+
+from fusec.ir.dtypes import DType
+from fusec.ir.ops import Op
+
+
+class Level(Flag):
+    """Which of the two axes of a tile a value varies along."""
+
+    UNIFORM = 0
+    ROW = 1
+    COL = 2
+    TILE = 3
+
+
+class Form(Enum):
+    """The shape of the loop nest."""
+
+    FLAT = "flat"
+    TILE = "tile"
+    ROWS = "rows"
+
+
+@dataclass(frozen=True, slots=True)
+class Ref:
+    """A value by name."""
+
+    name: str
+    dtype: DType
+    level: Level
+
+
+@dataclass(frozen=True, slots=True)
+class Literal:
+    """A constant in its compute type."""
+
+    value: int | float | bool
+    dtype: DType
+    level: Level = Level.UNIFORM
+
+
+@dataclass(frozen=True, slots=True)
+class Apply:
+    """An op of the table over expressions; ``operand`` picks its form, ``fast`` the quick one."""
+
+    op: Op
+    args: tuple[Expr, ...]
+    dtype: DType
+    operand: DType
+    level: Level
+    fast: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Convert:
+    """A value in another compute type; with ``through`` it is rounded to that storage type on the way."""
+
+    arg: Expr
+    dtype: DType
+    level: Level
+    through: DType | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Masked:
+    """``arg`` where the lane is inside the row, else ``identity``."""
+
+    arg: Expr
+    identity: Literal
+    dtype: DType
+    level: Level
+
+
+Expr: TypeAlias = "Ref | Literal | Apply | Convert | Masked"
+
+
+@dataclass(frozen=True, slots=True)
+class Term:
+    """``variable * stride`` of an address; a stride is 1 or the name of a size or stride parameter."""
+
+    variable: str
+    stride: int | str
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """Where a load or store goes: a buffer and a sum of terms, in elements."""
+
+    buffer: str
+    terms: tuple[Term, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Comment:
+    """One line that names the section that follows."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Let:
+    """``name = value``."""
+
+    name: str
+    value: Expr
+    level: Level
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """``name`` = the element at ``access``, widened from ``storage`` to ``dtype``. ``mask``: Level of the guards."""
+
+    name: str
+    access: Access
+    storage: DType
+    dtype: DType
+    level: Level
+    mask: Level = Level.UNIFORM
+    guard: Expr | None = None  # a gathered position has to be inside its row
+    other: float | int = 0
+    eviction: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Store:
+    """Write ``value``, rounded to ``storage``."""
+
+    access: Access
+    value: Expr
+    storage: DType
+    level: Level
+    mask: Level = Level.UNIFORM
+
+
+@dataclass(frozen=True, slots=True)
+class Reduce:
+    """``name`` = ``value`` combined along the columns of the tile at hand."""
+
+    name: str
+    op: Op
+    value: Expr
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulator:
+    """A running value of a sweep, one for each lane; ``name`` is what it is combined into after the sweep."""
+
+    name: str
+    lanes: str
+    op: Op
+    dtype: DType
+    accumulate: DType
+    identity: Literal
+
+
+@dataclass(frozen=True, slots=True)
+class Accumulate:
+    """Combine ``value`` into an accumulator."""
+
+    accumulator: Accumulator
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Keep:
+    """Remember a value of this sweep for a later one, in a buffer as long as the row."""
+
+    buffer: str
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True)
+class Recall:
+    """``name`` = what :class:`Keep` stored."""
+
+    name: str
+    buffer: str
+    dtype: DType
+
+
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """A loop over the tiles of a row, first to last or last to first."""
+
+    body: tuple[Stmt, ...]
+    accumulators: tuple[Accumulator, ...]
+    reverse: bool = False
+
+
+Stmt: TypeAlias = "Comment | Let | Load | Store | Reduce | Accumulate | Keep | Recall | Sweep"
+
+
+@dataclass(frozen=True, slots=True)
+class Pointer:
+    """A buffer parameter; ``name`` is legal in every language."""
+
+    name: str
+    storage: DType
+    written: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Number:
+    """A run-time scalar parameter of the program."""
+
+    name: str
+    dtype: DType
+    input: str  # the input it comes from
+
+
+@dataclass(frozen=True, slots=True)
+class Size:
+    """A size or stride parameter: an integer of the index type. ``source`` tells the launcher what to pass:
+    ("n",), ("rows",), ("cols",); ("row", k), ("col", k) the size of a merged axis; ("stride", operand, axis);
+    ("gather", operand) and ("length", operand) of a gather; ("dim", name)."""
+
+    name: str
+    source: tuple[str | int, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Every choice about performance. ``lower.choose`` makes it; the tuner may make others."""
+
+    block_rows: int = 1
+    block_cols: int = 1024
+    warps: int = 4
+    stages: int = 1
+    resident: bool = True  # the row fits the tile: no loop
+    even: bool = False  # the row fills the tile: no mask
+    wide_index: bool = False  # int64 offsets
+    lanes_along_rows: bool = False  # the contiguous axis is the row axis (column reductions)
+
+
+@dataclass(frozen=True, slots=True)
+class Variable:
+    """An index variable beyond ``row`` and ``col``: one axis of a flattened index. ``name = base // divisor % size``."""
+
+    name: str
+    base: str
+    divisors: tuple[str, ...]
+    modulus: str | None
+    level: Level
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """One kernel, ready to print. ``header`` is the comment at its top, ``origin`` the same facts as data."""
+
+    name: str
+    form: Form
+    config: Config
+    pointers: tuple[Pointer, ...]
+    numbers: tuple[Number, ...]
+    sizes: tuple[Size, ...]
+    variables: tuple[Variable, ...]
+    body: tuple[Stmt, ...]
+    kept: tuple[tuple[str, DType], ...] = ()
+    header: tuple[str, ...] = ()
+    origin: dict[str, str] = field(default_factory=dict, hash=False, compare=False)

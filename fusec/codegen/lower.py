@@ -1,0 +1,283 @@
+"""Region and Config to Kernel: where each value is computed. Printers decide nothing; ``schedule.py`` made the Config.
+
+A row kernel runs in sweeps. Each reduction belongs to the first sweep in which everything it needs is known: softmax
+takes its maximum in sweep 1, its sum in sweep 2 and writes in sweep 3. A resident kernel holds the row, so its sweeps
+are stretches of straight code; a looped one reads the row again in every sweep, and where the backend can it keeps the
+costly values of an earlier sweep in a buffer.
+
+May import ``fusec.ir``, ``fusec.passes.fuse``, ``codegen.kernel``, ``codegen.layout`` and ``codegen.values``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fusec.codegen.kernel import (
+    Accumulate,
+    Accumulator,
+    Apply,
+    Comment,
+    Convert,
+    Expr,
+    Form,
+    Keep,
+    Kernel,
+    Literal,
+    Load,
+    Masked,
+    Recall,
+    Reduce,
+    Ref,
+    Size,
+    Stmt,
+    Sweep,
+)
+from fusec.codegen.values import CPP, TRITON, Job, Target, Values
+from fusec.ir.dtypes import BOOL, F32, F64, I32, DType
+from fusec.ir.node import Node
+from fusec.ir.ops import OPS, Kind
+from fusec.passes.fuse import Root
+
+__all__ = ["CPP", "TRITON", "Job", "Target", "lower"]
+
+
+def lower(job: Job) -> Kernel:
+    """The Kernel of ``job.region`` for operands laid out as ``job.layout``, with the choices of ``job.config``."""
+    values = Values(job)
+    rows = job.form is Form.ROWS
+    sweeps = _Sweeps(values)
+    body = sweeps.body() if rows else _flat_body(values)
+    return Kernel(
+        name=values.names.user(job.region.name),
+        form=job.form,
+        config=job.config,
+        pointers=tuple(values.pointers.values()),
+        numbers=tuple(values.numbers.values()),
+        sizes=_sizes(values),
+        variables=tuple(values.variables.values()),
+        body=tuple(body),
+        kept=tuple((name, node.dtype.compute) for node, name in sweeps.kept.items()),
+        header=_header(job),
+        origin={"region": job.region.name, "kind": job.region.kind, "reason": job.region.reason},
+    )
+
+
+def _sizes(values: Values) -> tuple[Size, ...]:
+    """The size parameters, the main ones first; a program that works on one row need not know how many there are."""
+    job = values.job
+    main = ("n",) if job.form is Form.FLAT else ("rows", "cols")
+    if job.form is Form.ROWS and job.target.masks and job.config.block_rows == 1:
+        main = ("cols",)
+    for name in main:
+        values.size(name, name)
+    first = [values.sizes[(name,)] for name in main]
+    return (*first, *(s for s in values.sizes.values() if s not in first))
+
+
+def _header(job: Job) -> tuple[str, ...]:
+    """The formula, and what the kernel reads and writes."""
+    lines = [line.rstrip() for line in job.graph.source.text.strip().splitlines() if line.strip()]
+    seen: dict[str, str] = {}
+    for operand in job.accesses:
+        node = operand.node.args[0] if operand.kind == "gather" else operand.node
+        verb = "writes" if operand.kind == "root" else "reads"
+        seen.setdefault(f"{verb} {operand.name}", node.dtype.name)
+    return (*lines, "", "; ".join(f"{what} {kind}" for what, kind in seen.items()))
+
+
+def _flat_body(values: Values) -> list[Stmt]:
+    body: list[Stmt] = []
+    loads: list[Stmt] = []
+    values.emit([n for n in values.nodes if n in values.reads or n.op.name == "input"], loads)
+    _section(body, "load", loads)
+    computes: list[Stmt] = []
+    values.emit(values.nodes, computes)
+    _section(body, "compute", computes)
+    stores: list[Stmt] = []
+    values.store(values.job.region.roots, stores)
+    _section(body, "store", stores)
+    return body
+
+
+def _section(body: list[Stmt], title: str, statements: list[Stmt]) -> None:
+    if statements:
+        body.append(Comment(title))
+        body.extend(statements)
+
+
+@dataclass(slots=True)
+class _Sweeps:
+    """The body of a kernel that reduces rows."""
+
+    values: Values
+    kept: dict[Node, str] = field(default_factory=dict)
+    _stage: dict[Node, int] = field(default_factory=dict)
+    _done: set[Node] = field(default_factory=set)
+
+    def body(self) -> list[Stmt]:
+        values = self.values
+        self._find_stages()
+        reductions = [n for n in values.nodes if self._is_reduction(n)]
+        last = max((self._stage[n] for n in reductions), default=0)
+        stores: dict[int, list[Root]] = {}
+        for root in values.job.region.roots:
+            if values.varies(root.node):
+                stores.setdefault(self._stage[root.node] + 1, []).append(root)
+        needed = self._plan_sweeps(reductions, stores, last)
+        outside = [n for n in values.nodes if not values.varies(n)]
+        body: list[Stmt] = []
+        for sweep in range(1, last + 2):
+            self._emit_rows([n for n in outside if self._stage[n] < sweep], body)
+            mine = [n for n in reductions if self._stage[n] == sweep]
+            if mine or sweep in stores:
+                self._sweep(needed[sweep], mine, stores.get(sweep, []), body)
+        self._emit_rows(outside, body)
+        row_stores: list[Stmt] = []
+        values.store([r for r in values.job.region.roots if not values.varies(r.node)], row_stores)
+        _section(body, "store", row_stores)
+        return body
+
+    def _is_reduction(self, node: Node) -> bool:
+        return node.op.kind is Kind.REDUCTION and node not in self.values.reads
+
+    def _find_stages(self) -> None:
+        """How many sweeps have to be over before each value is known."""
+        for node in self.values.nodes:
+            below = (
+                0
+                if node in self.values.reads
+                else max((self._stage[a] for a in node.args), default=0)
+            )
+            self._stage[node] = below + self._is_reduction(node)
+
+    def _emit_rows(self, nodes: list[Node], body: list[Stmt]) -> None:
+        statements: list[Stmt] = []
+        self.values.emit(nodes, statements)
+        body.extend(statements)
+
+    def _plan_sweeps(
+        self, reductions: list[Node], stores: dict[int, list[Root]], last: int
+    ) -> dict[int, list[Node]]:
+        """The nodes along the columns that each sweep needs; those worth keeping get their buffer."""
+        keeps = self.values.job.target.keeps and not self.values.job.config.lanes_along_rows
+        costly = self._costly() if keeps else set()
+        computed: set[Node] = set()
+        needed: dict[int, list[Node]] = {}
+        for sweep in range(1, last + 2):
+            roots = [n.args[0] for n in reductions if self._stage[n] == sweep]
+            roots += [r.node for r in stores.get(sweep, [])]
+            found, recalled = self._columns(roots, computed & costly)
+            for node in self.values.nodes:
+                if node in recalled and node not in self.kept:
+                    self.kept[node] = self.values.names.user(f"{self.values.name(node)}_row")
+            computed |= found
+            needed[sweep] = [n for n in self.values.nodes if n in found]
+        return needed
+
+    def _costly(self) -> set[Node]:
+        """Values along the columns that took a special function to compute."""
+        costly: set[Node] = set()
+        for node in self.values.nodes:
+            if not self.values.varies(node) or self.values.reads.get(node):
+                continue
+            if node.op.costly or any(a in costly for a in node.args):
+                costly.add(node)
+        return costly
+
+    def _columns(self, roots: Iterable[Node], at_hand: set[Node]) -> tuple[set[Node], set[Node]]:
+        """The nodes along the columns that ``roots`` need, and those among them that ``at_hand`` offers."""
+        found: set[Node] = set()
+        stack = list(roots)
+        while stack:
+            node = stack.pop()
+            if node in found or not self.values.varies(node):
+                continue
+            found.add(node)
+            if node not in at_hand and node not in self.values.reads:
+                stack.extend(node.args)
+        return found, found & at_hand
+
+    def _sweep(
+        self, needed: list[Node], reductions: list[Node], stores: list[Root], body: list[Stmt]
+    ) -> None:
+        """One pass over the row: straight code when it is resident, else a loop."""
+        values = self.values
+        resident = values.job.config.resident
+        outside = dict(values.at_hand)
+        fresh: list[Stmt] = []
+        for node in needed:
+            if node in self.kept and node in self._done:
+                name, kind = values.name(node), node.dtype.compute
+                fresh.append(Recall(name, self.kept[node], kind))
+                values.at_hand[node] = Ref(name, kind, values.levels[node])
+        values.emit(needed, fresh)
+        for node in needed:
+            if node in self.kept and node not in self._done:
+                fresh.append(Keep(self.kept[node], values.at_hand[node]))
+        self._done.update(needed)
+        running = [self._reduce(node, fresh) for node in reductions]
+        stored: list[Stmt] = []
+        values.store(stores, stored)
+        title = _title(reductions, stores)
+        if resident:
+            _lay_out(fresh, stored, title, body)
+            return
+        for node in needed:
+            if node not in outside:
+                values.at_hand.pop(node, None)
+        body.append(Comment(title))
+        body.append(Sweep((*fresh, *stored), tuple(a for a in running if a is not None)))
+
+    def _reduce(self, node: Node, out: list[Stmt]) -> Accumulator | None:
+        """Combine the argument of ``node`` along the row, or begin to."""
+        values, config = self.values, self.values.job.config
+        argument = values.at_hand[node.args[0]]
+        kind = I32 if node.dtype.is_bool else node.dtype.compute
+        running = (
+            F64
+            if values.job.target.wide_sums and kind is F32 and node.op.name in ("sum", "prod")
+            else kind
+        )
+        if argument.dtype is not running:
+            argument = Convert(argument, running, argument.level)
+        identity = Literal(_identity(node, running), running)
+        if values.job.target.masks and not (config.resident and config.even):
+            argument = Masked(argument, identity, running, argument.level)
+        name, level = values.name(node), values.levels[node]
+        result: Expr = Ref(name, kind, level)
+        if node.dtype is BOOL:
+            result = Apply(OPS["ne"], (result, Literal(0, I32)), BOOL, I32, level)
+        values.at_hand[node] = result
+        if config.resident:
+            out.append(Reduce(name, node.op, argument, kind))
+            return None
+        accumulator = Accumulator(name, f"{name}_lanes", node.op, kind, running, identity)
+        out.append(Accumulate(accumulator, argument))
+        return accumulator
+
+
+def _identity(node: Node, kind: DType) -> int | float:
+    assert node.op.identity is not None, node.op.name
+    return node.op.identity(BOOL if node.dtype is BOOL else kind)
+
+
+def _lay_out(fresh: list[Stmt], stored: list[Stmt], title: str, body: list[Stmt]) -> None:
+    """Straight code: a comment over the loads, one over the work, one over the stores."""
+    loads = [s for s in fresh if isinstance(s, Load) and s.guard is None]
+    _section(body, "load", loads)
+    work = [s for s in fresh if s not in loads]
+    _section(body, "compute" if stored else title, work)
+    _section(body, "store", stored)
+
+
+def _title(reductions: list[Node], stores: list[Root]) -> str:
+    """What a sweep is for, in words."""
+    parts = []
+    if reductions:
+        parts.append("reduce: " + ", ".join(dict.fromkeys(n.op.name for n in reductions)))
+    if stores:
+        parts.append(
+            "write " + ", ".join(r.name for r in stores) if reductions else "compute and store"
+        )
+    return "; ".join(parts)

@@ -1,0 +1,290 @@
+"""Kernel to Triton source: a complete Python file with one ``@triton.jit`` kernel. Prints, decides nothing.
+
+May import ``fusec.ir`` and the modules of ``codegen`` above it in the tree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.codegen.expr import ATOM, Dialect, shortest_float
+from fusec.codegen.kernel import (
+    Access,
+    Accumulate,
+    Accumulator,
+    Apply,
+    Comment,
+    Convert,
+    Form,
+    Kernel,
+    Let,
+    Level,
+    Literal,
+    Load,
+    Masked,
+    Reduce,
+    Ref,
+    Stmt,
+    Store,
+    Sweep,
+)
+from fusec.codegen.triton_helpers import HELPERS, needed
+from fusec.codegen.writer import Writer
+from fusec.ir.dtypes import BOOL, F32, I32, DType
+from fusec.ir.ops import OPS, Lowering, Op, Template
+
+
+class _Triton(Dialect):
+    name = "triton"
+
+    def __init__(self, mask: str) -> None:
+        self._mask = mask
+
+    def lowering(self, op: Op) -> Lowering:
+        return op.triton
+
+    def literal(self, value: Literal, strict: bool) -> str:
+        """Python numbers are weak beside a block; where nothing fixes the type a typed scalar is made."""
+        text = _number(value)
+        natural = value.dtype in (F32, I32, BOOL) and "(" not in text
+        return text if natural or not strict else f"tl.full([], {text}, tl.{value.dtype.triton})"
+
+    def convert(self, expression: Convert) -> tuple[str, int]:
+        if isinstance(expression.arg, Literal):
+            inner = f"tl.full([], {_number(expression.arg)}, tl.{expression.arg.dtype.triton})"
+        else:
+            inner = self.operand(expression.arg, ATOM)
+        through = f".to(tl.{expression.through.triton})" if expression.through else ""
+        return f"{inner}{through}.to(tl.{expression.dtype.triton})", ATOM
+
+    def masked(self, expression: Masked) -> tuple[str, int]:
+        return (
+            f"tl.where({self._mask}, {self.text(expression.arg)}, {self.text(expression.identity)})",
+            ATOM,
+        )
+
+
+def _number(value: Literal) -> str:
+    number = value.value
+    if value.dtype.is_bool:
+        return str(bool(number))
+    if not value.dtype.is_float:
+        return str(int(number))
+    if number != number:
+        return 'float("nan")'
+    if number in (float("inf"), float("-inf")):
+        return f'float("{"-" if number < 0 else ""}inf")'
+    return shortest_float(float(number), value.dtype)
+
+
+def print_triton(kernel: Kernel) -> str:
+    """The source of ``kernel``: docstring with the formula, imports, helpers, the kernel."""
+    body = _Printer(kernel).text()
+    helpers = needed(body)
+    texts = [HELPERS[name] for name in helpers]
+    writer = Writer()
+    writer.line('"""' + kernel.header[0].replace("\\", "\\\\").replace('"""', "'''"))
+    for line in kernel.header[1:]:
+        writer.line(line.replace("\\", "\\\\").replace('"""', "'''"))
+    writer.line('"""')
+    writer.line()
+    writer.line("import triton")
+    writer.line("import triton.language as tl")
+    if any("libdevice." in text for text in [body, *texts]):
+        writer.line("from triton.language.extra import libdevice")
+    return writer.text() + "".join("\n" + text for text in texts) + "\n\n" + body
+
+
+@dataclass(slots=True)
+class _Printer:
+    kernel: Kernel
+
+    def text(self) -> str:
+        writer = Writer()
+        writer.line("@triton.jit")
+        parameters = self._parameters()
+        one_line = f"def {self.kernel.name}({', '.join(parameters)}):"
+        if len(one_line) <= 100:
+            opening = one_line
+        else:
+            writer.line(f"def {self.kernel.name}(")
+            for parameter in parameters:
+                writer.line(f"    {parameter},")
+            opening = "):"
+        with writer.block(opening):
+            self._indices(writer)
+            self._statements(self.kernel.body, writer)
+        return writer.text()
+
+    @property
+    def _flat_rows(self) -> bool:
+        """Whether a program works on one row, so that row values are scalars."""
+        return self.kernel.form is Form.ROWS and self.kernel.config.block_rows == 1
+
+    @property
+    def _col_mask(self) -> str:
+        return "mask" if self.kernel.form is Form.FLAT or self._flat_rows else "col_mask"
+
+    @property
+    def _dialect(self) -> _Triton:
+        return _Triton(self._col_mask)
+
+    def _block(self) -> str:
+        return "BLOCK" if self.kernel.form is Form.FLAT or self._flat_rows else "BLOCK_COLS"
+
+    def _parameters(self) -> list[str]:
+        kernel = self.kernel
+        names = [p.name for p in kernel.pointers] + [n.name for n in kernel.numbers]
+        return (
+            names
+            + [s.name for s in kernel.sizes]
+            + [f"{c}: tl.constexpr" for c in self.constants()]
+        )
+
+    def constants(self) -> list[str]:
+        return ["BLOCK"] if self._block() == "BLOCK" else ["BLOCK_ROWS", "BLOCK_COLS"]
+
+    def _indices(self, writer: Writer) -> None:
+        form, wide = self.kernel.form, ".to(tl.int64)" if self.kernel.config.wide_index else ""
+        if form is Form.FLAT:
+            writer.line(f"i = tl.program_id(0){wide} * BLOCK + tl.arange(0, BLOCK)")
+            writer.line("mask = i < n")
+        elif form is Form.TILE:
+            writer.line("col_blocks = tl.cdiv(cols, BLOCK_COLS)")
+            writer.line(f"program = tl.program_id(0){wide}")
+            writer.line(
+                "row = program // col_blocks * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]"
+            )
+            writer.line(
+                "col = program % col_blocks * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]"
+            )
+            writer.line("row_mask = row < rows")
+            writer.line("col_mask = col < cols")
+        elif self._flat_rows:
+            writer.line(f"row = tl.program_id(0){wide}")
+        else:
+            writer.line(
+                f"row = tl.program_id(0){wide} * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]"
+            )
+            writer.line("row_mask = row < rows")
+        if form is Form.ROWS and self.kernel.config.resident:
+            writer.line(f"col = {self._lanes()}")
+            if not self.kernel.config.even:
+                writer.line(f"{self._col_mask} = col < cols")
+        levels = Level.ROW if form is Form.ROWS and not self.kernel.config.resident else Level.TILE
+        self._variables(levels, writer)
+
+    def _lanes(self) -> str:
+        text = f"tl.arange(0, {self._block()})"
+        return text if self._flat_rows else f"{text}[None, :]"
+
+    def _variables(self, levels: Level, writer: Writer) -> None:
+        """Split flattened indices into the positions along their axes."""
+        for variable in self.kernel.variables:
+            if variable.level not in levels:
+                continue
+            text = variable.base
+            if len(variable.divisors) == 1:
+                text = f"{text} // {variable.divisors[0]}"
+            elif variable.divisors:
+                text = f"{text} // ({' * '.join(variable.divisors)})"
+            if variable.modulus:
+                text = f"{text} % {variable.modulus}"
+            writer.line(f"{variable.name} = {text}")
+
+    # -- statements ---------------------------------------------------------------------------------------------
+
+    def _statements(self, statements: tuple[Stmt, ...], writer: Writer) -> None:
+        for statement in statements:
+            if isinstance(statement, Comment):
+                writer.line(f"# {statement.text}")
+            elif isinstance(statement, Let):
+                writer.line(f"{statement.name} = {self._dialect.text(statement.value)}")
+            elif isinstance(statement, Load):
+                self._load(statement, writer)
+            elif isinstance(statement, Store):
+                self._store(statement, writer)
+            elif isinstance(statement, Reduce):
+                value = self._dialect.text(statement.value)
+                writer.line(f"{statement.name} = {self._combine(statement.op, value)}")
+            elif isinstance(statement, Accumulate):
+                self._accumulate(statement, writer)
+            elif isinstance(statement, Sweep):
+                self._sweep(statement, writer)
+            else:
+                raise AssertionError(f"Triton kernels keep no rows: {statement}")
+
+    def _address(self, access: Access) -> str:
+        parts = [access.buffer]
+        for term in access.terms:
+            parts.append(term.variable if term.stride == 1 else f"{term.variable} * {term.stride}")
+        return " + ".join(parts)
+
+    def _mask(self, mask: Level) -> list[str]:
+        names = ["row_mask"] if Level.ROW in mask else []
+        return names + ([self._col_mask] if Level.COL in mask else [])
+
+    def _load(self, load: Load, writer: Writer) -> None:
+        guards = self._mask(load.mask)
+        arguments = [self._address(load.access)]
+        if load.guard is not None:
+            guards.append(f"({self._dialect.text(load.guard)})")
+            guards = [" & ".join(guards)] if len(guards) > 1 else [guards[0][1:-1]]
+        if guards:
+            other = self._dialect.text(Literal(load.other, load.storage.compute), strict=False)
+            arguments += [f"mask={' & '.join(guards)}", f"other={other}"]
+        if load.eviction:
+            arguments.append(f'eviction_policy="{load.eviction}"')
+        widen = "" if load.storage is load.dtype else f".to(tl.{load.dtype.triton})"
+        writer.line(f"{load.name} = tl.load({', '.join(arguments)}){widen}")
+
+    def _store(self, store: Store, writer: Writer) -> None:
+        value = self._dialect.text(store.value)
+        address = self._address(store.access)
+        arguments = [address, value]
+        if store.mask:
+            arguments.append(f"mask={' & '.join(self._mask(store.mask))}")
+        writer.line(f"tl.store({', '.join(arguments)})")
+
+    def _combine(self, op: Op, value: str) -> str:
+        """The lanes of a tile combined into one value for each row."""
+        form = op.triton.usual
+        assert isinstance(form, Template)
+        return form.text.format(value, axis="0" if self._flat_rows else "1, keep_dims=True")
+
+    def _accumulate(self, statement: Accumulate, writer: Writer) -> None:
+        accumulator = statement.accumulator
+        assert accumulator.op.combine is not None
+        kind = accumulator.accumulate
+        lanes = Ref(accumulator.lanes, kind, Level.TILE)
+        joined = Apply(
+            OPS[accumulator.op.combine], (lanes, statement.value), kind, kind, Level.TILE
+        )
+        writer.line(f"{accumulator.lanes} = {self._dialect.text(joined)}")
+
+    def _sweep(self, sweep: Sweep, writer: Writer) -> None:
+        shape = f"[{self._block()}]" if self._flat_rows else "[BLOCK_ROWS, BLOCK_COLS]"
+        for accumulator in sweep.accumulators:
+            writer.line(f"{accumulator.lanes} = {self._start(accumulator, shape)}")
+        with writer.block(f"for start in range(0, cols, {self._block()}):"):
+            writer.line(f"col = start + {self._lanes()}")
+            writer.line(f"{self._col_mask} = col < cols")
+            self._variables(Level.COL, writer)
+            self._statements(sweep.body, writer)
+        for accumulator in sweep.accumulators:
+            writer.line(f"{accumulator.name} = {self._combine(accumulator.op, accumulator.lanes)}")
+
+    def _start(self, accumulator: Accumulator, shape: str) -> str:
+        return f"tl.full({shape}, {_number(accumulator.identity)}, tl.{_triton_type(accumulator.accumulate)})"
+
+
+def _triton_type(dtype: DType) -> str:
+    return dtype.triton
+
+
+def constants(kernel: Kernel) -> dict[str, int]:
+    """The compile-time constants of the printed kernel."""
+    config = kernel.config
+    if _Printer(kernel).constants() == ["BLOCK"]:
+        return {"BLOCK": config.block_cols}
+    return {"BLOCK_ROWS": config.block_rows, "BLOCK_COLS": config.block_cols}

@@ -1,0 +1,139 @@
+"""The small functions that generated Triton may need, by name. Printed above the kernel that calls them.
+
+Each is written for a whole block and works for every type the op table sends to it. May import nothing.
+"""
+
+from __future__ import annotations
+
+import re
+
+_MAXIMUM = """
+@triton.jit
+def _maximum(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+"""
+
+_MINIMUM = """
+@triton.jit
+def _minimum(a, b):
+    return tl.minimum(a, b, propagate_nan=tl.PropagateNan.ALL)
+"""
+
+_MULTIPLY = """
+@triton.jit
+def _multiply(a, b):
+    return a * b
+"""
+
+_TANH = """
+@triton.jit
+def _tanh(x):
+    # The quotient cancels near 0, where three terms of the series are good to 2e-7.
+    square = x * x
+    near = x * (1.0 - square * (0.33333334 - square * 0.13333334))
+    far = 1.0 - 2.0 / (1.0 + tl.exp(2.0 * x))
+    return tl.where(tl.abs(x) < 0.125, near, far)
+"""
+
+_DIVIDE = """
+@triton.jit
+def _divide(a, b):
+    if a.dtype == tl.float32:
+        return tl.div_rn(a, b)
+    else:
+        return a / b
+"""
+
+_FLOOR_DIVIDE = """
+@triton.jit
+def _floor_divide(a, b):
+    # The quotient of what the remainder leaves is nearly whole, so rounding it cannot land on the wrong side.
+    a, b = tl.broadcast(a, b)
+    rest = libdevice.fmod(a, b)
+    quotient = _divide(a - rest, b)
+    quotient = tl.where((rest != 0) & ((b < 0) != (rest < 0)), quotient - 1, quotient)
+    whole = tl.floor(quotient)
+    whole = tl.where(quotient - whole > 0.5, whole + 1, whole)
+    plain = _divide(a, b)
+    whole = tl.where(quotient == 0, libdevice.copysign(quotient, plain), whole)
+    return tl.where(b == 0, plain, whole)
+"""
+
+_REMAINDER = """
+@triton.jit
+def _remainder(a, b):
+    a, b = tl.broadcast(a, b)
+    rest = libdevice.fmod(a, b)
+    return tl.where((rest != 0) & ((b < 0) != (rest < 0)), rest + b, rest)
+"""
+
+_FLOOR_DIVIDE_INT = """
+@triton.jit
+def _floor_divide_int(a, b):
+    # Division by zero gives 0.
+    safe = tl.where(b == 0, b + 1, b)
+    quotient = (a // safe).to(safe.dtype)
+    rest = (a - quotient * safe).to(safe.dtype)
+    lower = (rest != 0) & ((rest < 0) != (safe < 0))
+    return tl.where(b == 0, b, quotient - lower.to(safe.dtype))
+"""
+
+_REMAINDER_INT = """
+@triton.jit
+def _remainder_int(a, b):
+    # A remainder by zero is 0.
+    safe = tl.where(b == 0, b + 1, b)
+    rest = (a % safe).to(safe.dtype)
+    wrong = (rest != 0) & ((rest < 0) != (safe < 0))
+    return tl.where(b == 0, b, tl.where(wrong, rest + safe, rest))
+"""
+
+_FMOD_INT = """
+@triton.jit
+def _fmod_int(a, b):
+    safe = tl.where(b == 0, b + 1, b)
+    return tl.where(b == 0, b, (a % safe).to(safe.dtype))
+"""
+
+_POW_INT = """
+@triton.jit
+def _pow_int(a, b):
+    # Square and multiply; a negative exponent leaves only 1 and -1 (and 0 for the rest).
+    a, b = tl.broadcast(a, b)
+    one = a * 0 + 1
+    odd = (b & 1) != 0
+    below = tl.where(a == 1, one, tl.where(a == -1, tl.where(odd, a, one), a * 0))
+    result, square, left = one, a, tl.where(b < 0, b * 0, b)
+    for _ in range(64):
+        result = tl.where((left & 1) != 0, result * square, result)
+        square = square * square
+        left = left >> 1
+    return tl.where(b < 0, below, result)
+"""
+
+HELPERS: dict[str, str] = {
+    "_maximum": _MAXIMUM,
+    "_minimum": _MINIMUM,
+    "_multiply": _MULTIPLY,
+    "_tanh": _TANH,
+    "_divide": _DIVIDE,
+    "_floor_divide": _FLOOR_DIVIDE,
+    "_remainder": _REMAINDER,
+    "_floor_divide_int": _FLOOR_DIVIDE_INT,
+    "_remainder_int": _REMAINDER_INT,
+    "_fmod_int": _FMOD_INT,
+    "_pow_int": _POW_INT,
+}
+_CALL = re.compile(r"\b_[a-z_]+\b")
+
+
+def needed(text: str) -> list[str]:
+    """The helpers that ``text`` calls, directly or through others, in the order of the table."""
+    found: set[str] = set()
+    pending = [text]
+    while pending:
+        for name in _CALL.findall(pending.pop()):
+            if name in HELPERS and name not in found:
+                found.add(name)
+                pending.append(HELPERS[name])
+    return [name for name in HELPERS if name in found]

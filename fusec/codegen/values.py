@@ -1,0 +1,360 @@
+"""Nodes to expressions and statements: names, parameters, loads and bindings of one kernel.
+
+A value gets a name when it is used twice, when the user gave it one, when it is constant along the columns, or when the
+expression that holds it would grow past ``INLINE_LIMIT`` operations; else it is written where it is used.
+
+May import ``fusec.ir``, ``fusec.passes.fuse``, ``codegen.kernel``, ``codegen.layout`` and ``codegen.names``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fusec.codegen.kernel import (
+    Access,
+    Apply,
+    Config,
+    Convert,
+    Expr,
+    Form,
+    Let,
+    Level,
+    Literal,
+    Load,
+    Number,
+    Pointer,
+    Ref,
+    Size,
+    Stmt,
+    Store,
+    Term,
+    Variable,
+)
+from fusec.codegen.layout import Layout, Operand, region_nodes
+from fusec.codegen.names import Names
+from fusec.ir.dtypes import BOOL, I32, I64, DType
+from fusec.ir.graph import Graph
+from fusec.ir.node import Dim, Node
+from fusec.ir.ops import OPS, Kind
+from fusec.passes.fuse import Region, Root
+
+INLINE_LIMIT = 5  # operations one printed expression may hold
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What lowering has to know of a backend."""
+
+    name: str
+    masks: bool  # tiles overhang the data
+    keeps: bool  # a row's values can be buffered between sweeps
+    wide_sums: bool  # float32 sums accumulate in float64
+
+
+TRITON = Target("triton", masks=True, keeps=False, wide_sums=False)
+CPP = Target("cpp", masks=False, keeps=True, wide_sums=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All that determines a kernel."""
+
+    graph: Graph
+    region: Region
+    accesses: tuple[Operand, ...]
+    layout: Layout
+    config: Config
+    target: Target
+    numerics: str = "torch"
+
+    @property
+    def form(self) -> Form:
+        """Flat when one axis is left, tile for more, rows when some are reduced."""
+        if self.region.axes:
+            return Form.ROWS
+        return Form.TILE if self.layout.rows else Form.FLAT
+
+
+@dataclass(slots=True)
+class Values:
+    """The state of one lowering: what has a name, what is at hand, which parameters exist."""
+
+    job: Job
+    names: Names = field(default_factory=Names)
+    at_hand: dict[Node, Expr] = field(default_factory=dict)
+    sizes: dict[tuple[str | int, ...], Size] = field(default_factory=dict)
+    numbers: dict[tuple[str, DType], Number] = field(default_factory=dict)
+    pointers: dict[tuple[str, bool], Pointer] = field(default_factory=dict)
+    variables: dict[tuple[str, int], Variable] = field(default_factory=dict)
+    nodes: list[Node] = field(default_factory=list)
+    reads: dict[Node, str] = field(default_factory=dict)
+    levels: dict[Node, Level] = field(default_factory=dict)
+    _uses: dict[Node, int] = field(default_factory=dict)
+    _weight: dict[Node, int] = field(default_factory=dict)
+    _names: dict[Node, str] = field(default_factory=dict)
+    _operand: dict[Node, int] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        region = self.job.region
+        self.reads = {node: name for name, node in region.reads}
+        self.nodes = region_nodes(region)
+        self._uses = dict.fromkeys(self.nodes, 0)
+        for root in region.roots:
+            self._uses[root.node] += 1
+        for node in self.nodes:
+            self.levels[node] = self._level(node)
+            for argument in () if node in self.reads else node.args:
+                self._uses[argument] += 1
+        for position, operand in enumerate(self.job.accesses):
+            written = operand.kind == "root"
+            if not written:
+                self._operand[operand.node] = position
+            if (operand.name, written) not in self.pointers:
+                label = self.names.user(f"{operand.name}_ptr")
+                pointer = Pointer(label, self._storage(operand), written)
+                self.pointers[operand.name, written] = pointer
+
+    def _storage(self, operand: Operand) -> DType:
+        """Results kept between kernels hold the compute type, so that cutting a program changes no value."""
+        node = operand.node.args[0] if operand.kind == "gather" else operand.node
+        if operand.kind == "read":
+            return node.dtype.compute
+        if operand.kind == "root":
+            root = next(r for r in self.job.region.roots if r.name == operand.name)
+            return node.dtype if root.output else node.dtype.compute
+        return node.dtype
+
+    def _level(self, node: Node) -> Level:
+        rank = len(self.job.region.space)
+        wide = {rank - len(node.shape) + i for i, extent in enumerate(node.shape) if extent != 1}
+        level = Level.UNIFORM
+        if any(a in wide for group in self.job.layout.rows for a in group):
+            level |= Level.ROW
+        if any(a in wide for group in self.job.layout.cols for a in group):
+            level |= Level.COL
+        return level
+
+    def varies(self, node: Node) -> bool:
+        """Whether the value differs along the columns."""
+        return Level.COL in self.levels[node]
+
+    def fast(self, node: Node) -> bool:
+        """Whether the quick form of a function is accurate enough: 16-bit results, or the user asked."""
+        operand = node.args[-1].dtype if node.args else node.dtype
+        if self.job.numerics == "torch":
+            return operand.is_float and operand.bits <= 16
+        return self.job.numerics == "fast"
+
+    # -- names and parameters -----------------------------------------------------------------------------------
+
+    def name(self, node: Node) -> str:
+        """The name of a value in the kernel, the same wherever it is computed again."""
+        if node not in self._names:
+            wanted = self._wanted(node)
+            self._names[node] = self.names.user(wanted) if wanted else self.names.temporary()
+        return self._names[node]
+
+    def _wanted(self, node: Node) -> str | None:
+        if node in self.reads:
+            return self.reads[node]
+        if node.op.name == "input":
+            return node.name
+        if node.op.name == "gather":
+            return f"{node.args[0].name}_at"
+        if node.op.kind is Kind.REDUCTION:
+            return self.job.graph.side.names.get(node, f"row_{node.op.name}")
+        return self.job.graph.side.names.get(node)
+
+    def size(self, name: str, *source: str | int) -> str:
+        """The name of the size or stride parameter that ``source`` describes."""
+        if source not in self.sizes:
+            self.sizes[source] = Size(
+                name if name in ("n", "rows", "cols") else self.names.user(name), source
+            )
+        return self.sizes[source].name
+
+    def variable(self, side: str, position: int) -> str:
+        """The index variable of merged axis ``position`` on ``side`` ("row" or "col")."""
+        groups = self.job.layout.rows if side == "row" else self.job.layout.cols
+        if len(groups) == 1:
+            return "i" if self.job.form is Form.FLAT else side
+        if (side, position) not in self.variables:
+            inner = range(position + 1, len(groups))
+            divisors = tuple(self.size(f"{side}_size_{k}", side, k) for k in inner)
+            modulus = self.size(f"{side}_size_{position}", side, position) if position else None
+            level = Level.ROW if side == "row" else Level.COL
+            made = Variable(self.names.user(f"{side}_{position}"), side, divisors, modulus, level)
+            self.variables[side, position] = made
+        return self.variables[side, position].name
+
+    def access(self, operand_position: int, name: str, written: bool) -> Access:
+        """The address of an operand's element: a term for each merged axis it spans."""
+        layout = self.job.layout
+        terms = []
+        for axis, stride in enumerate(layout.strides[operand_position]):
+            if stride == 0:
+                continue
+            side = "row" if axis < len(layout.rows) else "col"
+            position = axis if side == "row" else axis - len(layout.rows)
+            alone = len(layout.rows if side == "row" else layout.cols) == 1
+            variable = self.variable(side, position)
+            if stride == "free":
+                label = f"{name}_{side}_stride" if alone else f"{name}_{side}_stride_{position}"
+                stride = self.size(label, "stride", operand_position, axis)
+            elif isinstance(stride, str):
+                stride = self.size(stride, stride)
+            terms.append(Term(variable, stride))
+        return Access(self.pointers[name, written].name, tuple(terms))
+
+    def mask(self, level: Level) -> Level:
+        """The guards a load or store at ``level`` needs."""
+        if not self.job.target.masks:
+            return Level.UNIFORM
+        config, form = self.job.config, self.job.form
+        guards = Level.UNIFORM
+        if form is not Form.ROWS or not config.even:
+            guards |= Level.COL
+        if form is Form.TILE or config.block_rows > 1:
+            guards |= Level.ROW
+        return level & guards
+
+    # -- values -------------------------------------------------------------------------------------------------
+
+    def emit(self, nodes: Iterable[Node], out: list[Stmt]) -> None:
+        """Make every one of ``nodes`` (arguments first) available, writing what that takes to ``out``."""
+        for node in nodes:
+            if node in self.at_hand:
+                continue
+            value = self._value(node, out)
+            if value is None:
+                continue
+            self.at_hand[node] = (
+                self._bind(node, value, out) if isinstance(value, (Apply, Convert)) else value
+            )
+
+    def _value(self, node: Node, out: list[Stmt]) -> Expr | None:
+        """The expression of one node, or None if something else provides it."""
+        if node in self.reads or (node.op.name == "input" and node in self._operand):
+            return self._load(node, out)
+        match node.op.name:
+            case "constant":
+                return Literal(node.value, node.dtype.compute)
+            case "index":
+                return self._index(node)
+            case "size":
+                return Ref(
+                    self.size(
+                        f"size_{str(node.attribute('dim')).replace('.', '_')}",
+                        "dim",
+                        str(node.attribute("dim")),
+                    ),
+                    I64,
+                    Level.UNIFORM,
+                )
+            case "gather":
+                return self._gather(node, out)
+            case "cast":
+                return self._cast(node)
+            case "input":
+                return None
+        if node.op.kind is Kind.REDUCTION:
+            return None
+        args = tuple(self.at_hand[a] for a in node.args)
+        operand = node.args[-1].dtype.compute
+        return Apply(node.op, args, node.dtype.compute, operand, self.levels[node], self.fast(node))
+
+    def _load(self, node: Node, out: list[Stmt]) -> Expr:
+        position = self._operand[node]
+        operand = self.job.accesses[position]
+        level = self.levels[node]
+        access = self.access(position, operand.name, written=False)
+        storage = self.pointers[operand.name, False].storage
+        compute = storage.compute
+        out.append(Load(self.name(node), access, storage, compute, level, self.mask(level)))
+        return Ref(self.name(node), compute, level)
+
+    def _gather(self, node: Node, out: list[Stmt]) -> Expr:
+        """A load at a computed position; outside its row it gives NaN (0 for integers) and touches no memory."""
+        position = self._operand[node]
+        base, level = node.args[0], self.levels[node]
+        where = self.at_hand[node.args[1]]
+        if not isinstance(where, Ref):
+            name = self.names.temporary()
+            out.append(Let(name, where, level))
+            where = Ref(name, where.dtype, level)
+        length = Ref(self.size(f"{base.name}_length", "length", position), I64, Level.UNIFORM)
+        low = Apply(OPS["ge"], (where, Literal(0, where.dtype)), BOOL, where.dtype, level)
+        high = Apply(OPS["lt"], (where, length), BOOL, where.dtype, level)
+        guard = Apply(OPS["bit_and"], (low, high), BOOL, BOOL, level)
+        stride: int | str = 1
+        if self.job.layout.gather[position] == "free":
+            stride = self.size(f"{base.name}_gather_stride", "gather", position)
+        address = self.access(position, base.name, written=False)
+        address = Access(address.buffer, (*address.terms, Term(where.name, stride)))
+        compute = base.dtype.compute
+        other: float | int = float("nan") if compute.is_float else 0
+        out.append(
+            Load(
+                self.name(node), address, base.dtype, compute, level, self.mask(level), guard, other
+            )
+        )
+        return Ref(self.name(node), compute, level)
+
+    def _index(self, node: Node) -> Expr:
+        axis = len(self.job.region.space) + int(str(node.attribute("axis")))
+        layout = self.job.layout
+        side = "row" if any(axis in group for group in layout.rows) else "col"
+        groups = layout.rows if side == "row" else layout.cols
+        variable = self.variable(side, next(k for k, group in enumerate(groups) if axis in group))
+        kind = I64 if self.job.config.wide_index else I32
+        return Convert(Ref(variable, kind, self.levels[node]), I64, self.levels[node])
+
+    def _cast(self, node: Node) -> Expr:
+        """A conversion; to a narrow float it rounds, between equal compute types it is nothing at all."""
+        argument, target = node.args[0], node.dtype
+        if argument.op.name == "input" and argument.attribute("scalar"):
+            return self._number(argument, target)
+        value = self.at_hand[argument]
+        narrow = target.is_float and target.bits < 32
+        if narrow and not self._exact_in(argument, target):
+            return Convert(value, target.compute, self.levels[node], through=target)
+        if value.dtype is target.compute:
+            return value
+        return Convert(value, target.compute, self.levels[node])
+
+    def _exact_in(self, argument: Node, target: DType) -> bool:
+        """Whether the value already is one of ``target``: loaded from it or rounded to it."""
+        return argument.dtype is target and argument.op.name in ("input", "gather", "cast")
+
+    def _number(self, scalar: Node, target: DType) -> Expr:
+        key = (scalar.name, target.compute)
+        if key not in self.numbers:
+            self.numbers[key] = Number(self.names.user(scalar.name), target.compute, scalar.name)
+        return Ref(self.numbers[key].name, target.compute, Level.UNIFORM)
+
+    def _bind(self, node: Node, value: Expr, out: list[Stmt]) -> Expr:
+        """Name ``value`` if it deserves one."""
+        level = self.levels[node]
+        weight = 1 + sum(self._weight.get(a, 0) for a in node.args)
+        named = node in self.job.graph.side.names
+        lifted = self.job.form is Form.ROWS and Level.COL not in level
+        if not (named or lifted or self._uses[node] > 1 or weight > INLINE_LIMIT):
+            self._weight[node] = weight
+            return value
+        self._weight[node] = 0
+        out.append(Let(self.name(node), value, level))
+        return Ref(self.name(node), value.dtype, level)
+
+    def store(self, roots: Iterable[Root], out: list[Stmt]) -> None:
+        """Write each root to its buffer."""
+        for root in roots:
+            position = next(
+                k
+                for k, o in enumerate(self.job.accesses)
+                if o.kind == "root" and o.name == root.name
+            )
+            level = self.levels[root.node]
+            access = self.access(position, root.name, written=True)
+            storage = self.pointers[root.name, True].storage
+            out.append(Store(access, self.at_hand[root.node], storage, level, self.mask(level)))

@@ -1,0 +1,347 @@
+"""The one place for an operator: everything fusec knows of an op is its row here.
+
+From this table alone come the names the parser knows, ``did you mean``, ``docs/ops.md`` and the parametrised tests of
+each backend against the PyTorch reference. A lowering is data (infix, call, template); where a backend has none it is
+an explicit ``unsupported`` with the reason. Composite functions (gelu, softmax) are in ``ir/derived.py``.
+
+May import ``ir.dtypes``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from enum import Enum
+from types import MappingProxyType
+from typing import Any, TypeAlias
+
+from fusec.ir.dtypes import DType
+
+
+class Kind(Enum):
+    """How an op uses its index space."""
+
+    LEAF = "leaf"
+    ELEMENTWISE = "elementwise"
+    REDUCTION = "reduction"
+
+
+class Rule(Enum):
+    """The type of a result, from the common type of the operands (PyTorch's promotion)."""
+
+    PROMOTE = "promote"  # the common type
+    FLOAT = "float"  # the common type, float32 for integers and bools
+    BOOL = "bool"  # operands promoted, result bool
+    BITWISE = "bitwise"  # integers and bools only
+    SELECT = "select"  # the first operand is a bool condition, the rest promoted
+    ACCUMULATE = "accumulate"  # sums: integers and bools give int64
+    SAME = "same"  # the operand's own type
+    SPECIAL = "special"  # the frontend decides (leaves, casts, gathers)
+
+
+@dataclass(frozen=True, slots=True)
+class Infix:
+    """``a symbol b``. ``precedence`` orders the printers' parentheses; comparisons never chain without them."""
+
+    symbol: str
+    precedence: int
+
+
+@dataclass(frozen=True, slots=True)
+class Prefix:
+    """``symbol a``."""
+
+    symbol: str
+    precedence: int = 13
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """``name(a, b)``."""
+
+    name: str
+
+
+@dataclass(frozen=True, slots=True)
+class Template:
+    """Text with ``{0}``, ``{1}`` for the arguments (each printed as an argument of a call) and ``{type}``."""
+
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Unsupported:
+    """This backend cannot do it; ``reason`` goes into the error."""
+
+    reason: str
+
+
+Form: TypeAlias = "Infix | Prefix | Call | Template | Unsupported"
+
+
+@dataclass(frozen=True, slots=True)
+class Lowering:
+    """How one backend spells an op: the usual form, and others for some operand types.
+
+    ``fast`` is used where the storage type is 16 bits or fewer and the mode allows it: a function whose relative error
+    is below a sixteenth of a bfloat16 or float16 rounding step.
+    """
+
+    usual: Form
+    fast: Form | None = None
+    double: Form | None = None
+    integer: Form | None = None
+    boolean: Form | None = None
+
+    def pick(self, operand: DType, fast: bool = False) -> Form:
+        """The form for operands of type ``operand``."""
+        if operand.is_bool:
+            return self.boolean or self.integer or self.usual
+        if operand.is_integer:
+            return self.integer or self.usual
+        if operand.bits == 64:
+            return self.double or self.usual
+        return self.fast if fast and self.fast else self.usual
+
+
+@dataclass(frozen=True, slots=True)
+class Op:
+    """One operator. ``torch`` is the name of the reference in PyTorch, or a function of (torch, *args)."""
+
+    name: str
+    doc: str
+    arity: int
+    kind: Kind
+    rule: Rule
+    torch: str | Callable[..., Any]
+    triton: Lowering
+    cpp: Lowering
+    sympy: str | None = None
+    domain: tuple[float, float] = (-4.0, 4.0)
+    costly: bool = False  # worth keeping rather than computing twice
+    symbol: str | None = None  # how the language and the printed graph spell it, if not as a call
+    identity: Callable[[DType], int | float] | None = None  # reductions: what a masked lane holds
+    combine: str | None = None  # reductions: the op that joins two partial results
+
+    def __repr__(self) -> str:
+        return f"Op({self.name})"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return (lookup, (self.name,))
+
+
+_NOT_PRINTED = Lowering(Unsupported("it is not an operation of a kernel"))
+_LOW = 5  # comparisons and bit operations: Python and C order them differently, so they always get parentheses
+
+
+def _leaf(name: str, doc: str, arity: int = 0) -> Op:
+    return Op(name, doc, arity, Kind.LEAF, Rule.SPECIAL, name, _NOT_PRINTED, _NOT_PRINTED)
+
+
+def _unary(
+    name: str,
+    doc: str,
+    *,
+    triton: Lowering | Form,
+    cpp: Lowering | Form | None = None,
+    rule: Rule = Rule.FLOAT,
+    torch: str | Callable[..., Any] | None = None,
+    sympy: str | None = None,
+    domain: tuple[float, float] = (-4.0, 4.0),
+    costly: bool = True,
+    symbol: str | None = None,
+) -> Op:
+    return Op(
+        name, doc, 1, Kind.ELEMENTWISE, rule, torch or name, _lowering(triton),
+        _lowering(cpp or Call(f"fusec::{name}")), sympy, domain, costly, symbol,
+    )  # fmt: skip
+
+
+def _binary(
+    name: str,
+    doc: str,
+    *,
+    triton: Lowering | Form,
+    cpp: Lowering | Form | None = None,
+    rule: Rule = Rule.PROMOTE,
+    torch: str | Callable[..., Any] | None = None,
+    sympy: str | None = None,
+    domain: tuple[float, float] = (-4.0, 4.0),
+    costly: bool = False,
+    symbol: str | None = None,
+) -> Op:
+    return Op(
+        name, doc, 2, Kind.ELEMENTWISE, rule, torch or name, _lowering(triton),
+        _lowering(cpp or Call(f"fusec::{name}")), sympy, domain, costly, symbol,
+    )  # fmt: skip
+
+
+def _infix(
+    name: str, symbol: str, doc: str, precedence: int, rule: Rule, sympy: str | None = None
+) -> Op:
+    """A binary operator that Python and C++ spell alike; bools multiply and add as ``&`` and ``|``."""
+    boolean = {"add": Infix("|", _LOW), "mul": Infix("&", _LOW)}.get(name)
+    both = Lowering(Infix(symbol, precedence), boolean=boolean)
+    return _binary(
+        name,
+        doc,
+        triton=both,
+        cpp=both,
+        rule=rule,
+        sympy=sympy,
+        symbol=symbol,
+        torch=_TORCH_NAMES.get(name),
+    )
+
+
+_TORCH_NAMES = {"bit_and": "bitwise_and", "bit_or": "bitwise_or", "bit_xor": "bitwise_xor"}
+
+
+def _reduction(
+    name: str,
+    doc: str,
+    rule: Rule,
+    combine: str,
+    *,
+    torch: str,
+    triton: str,
+    identity: Callable[[DType], int | float],
+) -> Op:
+    """``triton`` and the C++ function combine the lanes of a block; ``combine`` joins two values."""
+    return Op(
+        name, doc, 1, Kind.REDUCTION, rule, torch, Lowering(Template(triton)), Lowering(Call(f"fusec::finish_{name}")),
+        identity=identity, combine=combine,
+    )  # fmt: skip
+
+
+def _lowering(form: Lowering | Form) -> Lowering:
+    return form if isinstance(form, Lowering) else Lowering(form)
+
+
+def _libdevice(name: str, fast: str | None = None) -> Lowering:
+    return Lowering(Call(f"libdevice.{name}"), fast=Call(fast) if fast else None)
+
+
+_NAN_MAX = Template("tl.maximum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)")
+_NAN_MIN = Template("tl.minimum({0}, {1}, propagate_nan=tl.PropagateNan.ALL)")
+
+_ROWS: tuple[Op, ...] = (
+    # Leaves: values that come from outside the arithmetic.
+    _leaf("input", "a tensor or a run-time number"),
+    _leaf("constant", "a literal"),
+    _leaf("index", "the position along an axis, int64"),
+    _leaf("size", "the length of an axis, int64"),
+    _leaf("gather", "x[t]: the element of the last axis of an input that t names", 2),
+    _leaf("cast", "the value in another type; rounds", 1),
+    # Arithmetic.
+    _infix("add", "+", "sum of two values", 11, Rule.PROMOTE, "Add"),
+    _infix("sub", "-", "difference of two values", 11, Rule.PROMOTE),
+    _infix("mul", "*", "product of two values", 12, Rule.PROMOTE, "Mul"),
+    _binary(
+        "div", "true division; integers give float32", rule=Rule.FLOAT, torch="true_divide", symbol="/",
+        triton=Lowering(Call("tl.div_rn"), fast=Infix("/", 12), double=Infix("/", 12)), cpp=Infix("/", 12),
+    ),
+    _binary(
+        "floor_divide", "quotient rounded towards minus infinity", symbol="//", costly=True, sympy=None,
+        triton=Lowering(Call("_floor_divide"), integer=Call("_floor_divide_int")),
+    ),
+    _binary(
+        "remainder", "remainder with the sign of the divisor", symbol="%", costly=True, sympy="Mod",
+        triton=Lowering(Call("_remainder"), integer=Call("_remainder_int")),
+    ),
+    _binary(
+        "fmod", "remainder with the sign of the dividend", costly=True,
+        triton=Lowering(Call("libdevice.fmod"), integer=Call("_fmod_int")),
+    ),
+    _binary(
+        "pow", "a to the power b", symbol="^", costly=True, sympy="Pow", domain=(0.1, 4.0),
+        triton=Lowering(Call("libdevice.pow"), integer=Call("_pow_int")),
+    ),
+    _unary("neg", "minus the value", rule=Rule.PROMOTE, triton=Prefix("-"), cpp=Prefix("-"), costly=False, symbol="-"),
+    _unary("abs", "absolute value", rule=Rule.PROMOTE, triton=Call("tl.abs"), sympy="Abs", costly=False),
+    # Comparisons and logic.
+    _infix("lt", "<", "a below b", _LOW, Rule.BOOL),
+    _infix("le", "<=", "a at most b", _LOW, Rule.BOOL),
+    _infix("gt", ">", "a above b", _LOW, Rule.BOOL),
+    _infix("ge", ">=", "a at least b", _LOW, Rule.BOOL),
+    _infix("eq", "==", "a equals b", _LOW, Rule.BOOL),
+    _infix("ne", "!=", "a differs from b", _LOW, Rule.BOOL),
+    _infix("bit_and", "&", "and of bools or of the bits of integers", _LOW, Rule.BITWISE),
+    _infix("bit_or", "|", "or of bools or of the bits of integers", _LOW, Rule.BITWISE),
+    _binary(
+        "bit_xor", "exclusive or of bools or of the bits of integers", rule=Rule.BITWISE, torch="bitwise_xor",
+        triton=Infix("^", _LOW), cpp=Infix("^", _LOW),
+    ),
+    _unary(
+        "bit_not", "not of a bool or of the bits of an integer", rule=Rule.BITWISE, torch="bitwise_not", symbol="~",
+        triton=Prefix("~"), cpp=Lowering(Prefix("~"), boolean=Prefix("!")), costly=False,
+    ),
+    Op(
+        "where", "a where the condition holds, else b", 3, Kind.ELEMENTWISE, Rule.SELECT, "where",
+        Lowering(Call("tl.where")), Lowering(Template("({0} ? {1} : {2})")),
+    ),
+    _binary("maximum", "the larger of two values; NaN wins", triton=Lowering(_NAN_MAX, boolean=Infix("|", _LOW)), sympy="Max"),
+    _binary("minimum", "the smaller of two values; NaN wins", triton=Lowering(_NAN_MIN, boolean=Infix("&", _LOW)), sympy="Min"),
+    # Exponentials and logarithms.
+    _unary("exp", "e to the power x", triton=_libdevice("exp", "tl.exp"), sympy="exp"),
+    _unary("exp2", "2 to the power x", triton=_libdevice("exp2", "tl.exp2")),
+    _unary("expm1", "exp(x) - 1, accurate near 0", triton=_libdevice("expm1")),
+    _unary("log", "natural logarithm", triton=_libdevice("log", "tl.log"), sympy="log", domain=(0.1, 8.0)),
+    _unary("log2", "logarithm to base 2", triton=_libdevice("log2"), domain=(0.1, 8.0)),
+    _unary("log10", "logarithm to base 10", triton=_libdevice("log10"), domain=(0.1, 8.0)),
+    _unary("log1p", "log(1 + x), accurate near 0", triton=_libdevice("log1p"), domain=(-0.9, 8.0)),
+    _unary("sqrt", "square root", sympy="sqrt", domain=(0.0, 8.0),
+           triton=Lowering(Call("tl.sqrt_rn"), fast=Call("tl.sqrt"), double=Call("libdevice.sqrt"))),
+    _unary("rsqrt", "one over the square root", triton=_libdevice("rsqrt"), domain=(0.1, 8.0)),
+    # Trigonometry.
+    _unary("sin", "sine of an angle in radians", triton=_libdevice("sin"), sympy="sin"),
+    _unary("cos", "cosine of an angle in radians", triton=_libdevice("cos"), sympy="cos"),
+    _unary("tan", "tangent of an angle in radians", triton=_libdevice("tan"), sympy="tan", domain=(-1.4, 1.4)),
+    _unary("asin", "inverse sine", triton=_libdevice("asin"), sympy="asin", domain=(-1.0, 1.0)),
+    _unary("acos", "inverse cosine", triton=_libdevice("acos"), sympy="acos", domain=(-1.0, 1.0)),
+    _unary("atan", "inverse tangent", triton=_libdevice("atan"), sympy="atan"),
+    _unary("sinh", "hyperbolic sine", triton=_libdevice("sinh"), sympy="sinh"),
+    _unary("cosh", "hyperbolic cosine", triton=_libdevice("cosh"), sympy="cosh"),
+    _unary("tanh", "hyperbolic tangent", triton=_libdevice("tanh", "_tanh"), sympy="tanh"),
+    _unary("asinh", "inverse hyperbolic sine", triton=_libdevice("asinh"), sympy="asinh"),
+    _unary("acosh", "inverse hyperbolic cosine", triton=_libdevice("acosh"), sympy="acosh", domain=(1.0, 8.0)),
+    _unary("atanh", "inverse hyperbolic tangent", triton=_libdevice("atanh"), sympy="atanh", domain=(-0.9, 0.9)),
+    _binary("atan2", "angle of the point (b, a)", rule=Rule.FLOAT, triton=_libdevice("atan2"), sympy="atan2", costly=True),
+    # Error functions.
+    _unary("erf", "error function", triton=_libdevice("erf"), sympy="erf"),
+    _unary("erfc", "complement of the error function", triton=_libdevice("erfc"), sympy="erfc"),
+    _unary("lgamma", "logarithm of the absolute value of the gamma function", triton=_libdevice("lgamma"),
+           torch="lgamma", domain=(0.1, 8.0)),
+    # Rounding.
+    _unary("floor", "the largest integer not above x", rule=Rule.PROMOTE, triton=Call("tl.floor"), sympy="floor", costly=False),
+    _unary("ceil", "the smallest integer not below x", rule=Rule.PROMOTE, triton=Call("tl.ceil"), sympy="ceiling", costly=False),
+    _unary("trunc", "x without its fraction", rule=Rule.PROMOTE, triton=Call("libdevice.trunc"), costly=False),
+    _unary("round", "the nearest integer, ties to even", rule=Rule.PROMOTE, triton=Call("libdevice.rint"), costly=False),
+    _binary("copysign", "a with the sign of b", rule=Rule.FLOAT, triton=_libdevice("copysign")),
+    # Reductions. The axis of length 1 stays.
+    _reduction("sum", "sum along axes", Rule.ACCUMULATE, "add", torch="sum",
+               triton="tl.sum({0}, axis={axis})", identity=lambda d: 0),
+    _reduction("prod", "product along axes", Rule.ACCUMULATE, "mul", torch="prod",
+               triton="tl.reduce({0}, axis={axis}, combine_fn=_multiply)", identity=lambda d: 1),
+    _reduction("max", "largest value along axes; NaN wins", Rule.SAME, "maximum", torch="amax",
+               triton="tl.reduce({0}, axis={axis}, combine_fn=_maximum)", identity=lambda d: d.minimum),
+    _reduction("min", "smallest value along axes; NaN wins", Rule.SAME, "minimum", torch="amin",
+               triton="tl.reduce({0}, axis={axis}, combine_fn=_minimum)", identity=lambda d: d.maximum),
+)  # fmt: skip
+
+OPS: Mapping[str, Op] = MappingProxyType({op.name: op for op in _ROWS})
+
+
+def lookup(name: str) -> Op:
+    """The op called ``name``; KeyError if there is none."""
+    return OPS[name]
+
+
+def elementwise() -> list[Op]:
+    """Every elementwise op, in the order of the table."""
+    return [op for op in _ROWS if op.kind is Kind.ELEMENTWISE]
+
+
+def reductions() -> list[Op]:
+    """Every primitive reduction, in the order of the table."""
+    return [op for op in _ROWS if op.kind is Kind.REDUCTION]

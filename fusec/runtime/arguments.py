@@ -1,0 +1,279 @@
+"""What a caller passed, checked and turned into what a launch needs. May import everything below the API."""
+
+from __future__ import annotations
+
+import functools
+import warnings
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from fusec.errors import DTypeError, FusecError, ShapeError, UnsupportedError
+from fusec.frontend.resolve_names import first_use
+from fusec.ir.dtypes import BOOL, F64, I64, by_torch_name
+from fusec.runtime.launch import OutputPlan, Prepared, evaluate_reference
+from fusec.runtime.specialize import Argument, Formula, Specialization
+
+if TYPE_CHECKING:
+    import torch
+
+_NUMBERS = (bool, int, float)
+
+
+class Call:
+    """One call of a compiled function: its values as tensors and numbers, and where results go."""
+
+    __slots__ = ("backend", "device", "formula", "key", "numpy", "outs", "values")
+
+    def __init__(self, formula: Formula, values: list[Any], out: Any, backend: str) -> None:
+        import torch
+
+        self.formula = formula
+        self.numpy = False
+        self.values = values
+        self.outs: list[torch.Tensor] | None = None
+        key: list[object] = []
+        device: torch.device | None = None
+        plain = _plain_types()
+        tracked = torch.is_grad_enabled()
+        for position, value in enumerate(values):
+            if type(value) not in plain:
+                if type(value) in _NUMBERS:
+                    key.append(type(value))
+                    continue
+                value = values[position] = self._as_tensor(position, value)
+            if tracked and value.requires_grad:
+                self._refuse_gradient(position)
+            key.append(
+                (value.dtype, value.shape, value.stride(), value.device, value.data_ptr() & 15)
+            )
+            if device is None or (value.device != device and value.dim()):
+                device = value.device
+        if device is None:
+            raise UnsupportedError(
+                f"every input of the formula is a number ({', '.join(formula.inputs)})",
+                hint="pass at least one tensor",
+            )
+        self.device = device
+        if out is not None:
+            self.outs = self._outputs(out)
+            key.append(tuple((o.dtype, o.shape, o.stride(), o.data_ptr() & 15) for o in self.outs))
+        self.backend = backend if backend != "auto" else _automatic(device)
+        self.key = tuple(key)
+
+    # -- inputs -------------------------------------------------------------------------------------------------
+
+    def _as_tensor(self, position: int, value: Any) -> torch.Tensor:
+        """A tensor for anything array-like that fusec takes; DTypeError or UnsupportedError for the rest."""
+        import numpy
+        import torch
+
+        if isinstance(value, torch.Tensor):
+            kind = type(value).__name__
+            raise self._error(
+                UnsupportedError,
+                position,
+                f"is a {kind}, not a plain tensor",
+                "pass a torch.Tensor",
+            )
+        if isinstance(value, (numpy.ndarray, numpy.generic)):
+            self.numpy = self.numpy or isinstance(value, numpy.ndarray)
+            array = numpy.asarray(value)
+            if by_torch_name(array.dtype.name) is None:
+                known = "float16 to float64, int8 to int64, uint8 and bool"
+                raise self._error(
+                    DTypeError,
+                    position,
+                    f"has the NumPy type {array.dtype}",
+                    f"fusec takes {known}",
+                )
+            if not array.dtype.isnative or any(s < 0 or s % array.itemsize for s in array.strides):
+                array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)
+            with warnings.catch_warnings():
+                # Inputs are only read, so an array that must not be written is as good as any.
+                warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
+                return torch.from_numpy(array)
+        kind = type(value).__name__
+        raise self._error(
+            DTypeError, position, f"is a {kind}", "pass a tensor, a NumPy array or a number"
+        )
+
+    def _error(
+        self, kind: type[FusecError], position: int, found: str, hint: str | None = None
+    ) -> FusecError:
+        name = self.formula.inputs[position]
+        span = first_use(self.formula.program, name)
+        return kind(f"input {name!r} {found}", source=self.formula.source, span=span, hint=hint)
+
+    def _refuse_gradient(self, position: int) -> None:
+        raise self._error(
+            UnsupportedError,
+            position,
+            "requires grad, and fusec does not compute gradients yet",
+            "call it under torch.no_grad(), or pass the input's .detach()",
+        )
+
+    @property
+    def arguments(self) -> tuple[Argument, ...]:
+        """What specialising needs to know of the values. Raises DTypeError, UnsupportedError."""
+        import torch
+
+        found = []
+        for position, value in enumerate(self.values):
+            if isinstance(value, _NUMBERS):
+                if isinstance(value, int) and not -(2**63) <= value < 2**64:
+                    raise self._error(
+                        DTypeError, position, "does not fit 64 bits", "pass it as a float"
+                    )
+                dtype = BOOL if isinstance(value, bool) else I64 if isinstance(value, int) else F64
+                found.append(Argument(dtype, scalar=True))
+                continue
+            self._check_tensor(position, value, torch)
+            dtype_found = by_torch_name(str(value.dtype).removeprefix("torch."))
+            if dtype_found is None:
+                known = "float8 to float64, int8 to int64, uint8 and bool"
+                raise self._error(DTypeError, position, f"is {value.dtype}", f"fusec takes {known}")
+            found.append(Argument(dtype_found, tuple(value.shape), tuple(value.stride())))
+        return tuple(found)
+
+    def _check_tensor(self, position: int, value: torch.Tensor, torch: Any) -> None:
+        if value.layout is not torch.strided or value.is_quantized:
+            raise self._error(
+                UnsupportedError, position, f"has the layout {value.layout}", "pass x.to_dense()"
+            )
+        if value.device != self.device:
+            if value.dim() == 0 and value.device.type == "cpu":
+                self.values[position] = value.to(self.device)
+                return
+            other = next(
+                n for n, v in zip(self.formula.inputs, self.values, strict=True)
+                if isinstance(v, torch.Tensor) and v.device == self.device
+            )  # fmt: skip
+            name = self.formula.inputs[position]
+            raise self._error(
+                UnsupportedError, position, f"is on {value.device}, {other!r} is on {self.device}",
+                f"move one of them: {name}.to({str(self.device)!r})",
+            )  # fmt: skip
+        if self.device.type not in ("cpu", "cuda") and self.backend != "torch":
+            raise self._error(
+                UnsupportedError,
+                position,
+                f"is on {self.device}",
+                "fusec runs on cpu and cuda; backend='torch' anywhere",
+            )
+        needed = {"triton": ("cpu", "cuda"), "cpp": ("cpu",), "torch": (self.device.type,)}[
+            self.backend
+        ]
+        if self.device.type not in needed:
+            raise self._error(
+                UnsupportedError, position, f"is on {self.device}, where backend {self.backend!r} does not run",
+                "use backend='auto', which follows the tensors",
+            )  # fmt: skip
+
+    @property
+    def aligned(self) -> frozenset[str]:
+        """Names of inputs (and given outputs) whose address is a multiple of 16 bytes."""
+        import torch
+
+        pairs = zip(self.formula.inputs, self.values, strict=True)
+        return frozenset(
+            n for n, v in pairs if isinstance(v, torch.Tensor) and v.data_ptr() % 16 == 0
+        )
+
+    # -- outputs ------------------------------------------------------------------------------------------------
+
+    def _outputs(self, out: Any) -> list[torch.Tensor]:
+        import torch
+
+        outs = list(out) if isinstance(out, (tuple, list)) else [out]
+        for position, tensor in enumerate(outs):
+            which = f"out[{position}]" if isinstance(out, (tuple, list)) else "out"
+            if not isinstance(tensor, torch.Tensor):
+                kind = type(tensor).__name__
+                raise DTypeError(f"{which} is a {kind}", hint="pass a tensor to write to")
+            if tensor.requires_grad and torch.is_grad_enabled():
+                raise UnsupportedError(
+                    f"{which} requires grad",
+                    hint="write to a tensor that does not, or use torch.no_grad()",
+                )
+            if tensor.device != self.device:
+                raise UnsupportedError(
+                    f"{which} is on {tensor.device}, the inputs are on {self.device}",
+                    hint=f"make it on {self.device}",
+                )
+            if torch._debug_has_internal_overlap(tensor) == 1:
+                raise ShapeError(
+                    f"{which} overlaps itself: several of its elements share one place in memory",
+                    hint="pass out.contiguous(), not an expanded tensor",
+                )
+        return outs
+
+    def check_count(self, special: Specialization) -> None:
+        """ShapeError if ``out`` has not one tensor for each result."""
+        if self.outs is not None and len(self.outs) != len(special.outputs):
+            raise ShapeError(
+                f"out has {len(self.outs)} tensors, the formula has {len(special.outputs)} results"
+            )
+
+    def check_outputs(self, plans: Sequence[OutputPlan]) -> None:
+        """Shapes and types of the given outputs; ShapeError or DTypeError, and nothing is written."""
+        assert self.outs is not None
+        for position, (tensor, plan) in enumerate(zip(self.outs, plans, strict=True)):
+            which = "out" if len(plans) == 1 else f"out[{position}]"
+            if tuple(tensor.shape) != plan.shape:
+                raise ShapeError(
+                    f"{which} is {list(tensor.shape)}, the result is {list(plan.shape)}",
+                    hint=f"make it with torch.empty({list(plan.shape)}, ...)",
+                )
+            if str(tensor.dtype) != f"torch.{plan.dtype.torch}":
+                raise DTypeError(
+                    f"{which} is {tensor.dtype}, the result is torch.{plan.dtype.torch}",
+                    hint=f"make it with dtype=torch.{plan.dtype.torch}",
+                )
+
+
+def run(prepared: Prepared, call: Call) -> Any:
+    """Do the work of ``call`` and give the result as the caller wants it."""
+    results: Sequence[torch.Tensor]
+    if call.outs is not None:
+        call.check_outputs(prepared.outputs)
+    if prepared.reference:
+        results = evaluate_reference(prepared.special, call.values)
+    else:
+        results = [make() for make in prepared.make_outputs]
+        prepared.run(call.values, results, [make() for make in prepared.make_temporaries])
+    if call.outs is not None:
+        # A kernel may read its inputs again after it wrote, so results reach memory that may be an input's last.
+        for tensor, result in zip(call.outs, results, strict=True):
+            tensor.copy_(result)
+        results = call.outs
+    if call.numpy:
+        results = [r.numpy() for r in results]  # type: ignore[misc]
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+@functools.cache
+def _plain_types() -> frozenset[type]:
+    import torch
+
+    return frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})
+
+
+@functools.cache
+def _cpu_backend() -> str:
+    """C++ where there is a compiler; the reference evaluator, said once, where there is none."""
+    from fusec.runtime.build_cpp import find_compiler
+
+    if find_compiler() is not None:
+        return "cpp"
+    warnings.warn(
+        "fusec found no C++ compiler, so formulas run op by op in PyTorch; install g++ or set FUSEC_CXX",
+        UserWarning,
+        stacklevel=6,
+    )
+    return "torch"
+
+
+def _automatic(device: torch.device) -> str:
+    return (
+        "triton" if device.type == "cuda" else _cpu_backend() if device.type == "cpu" else "torch"
+    )

@@ -1,0 +1,230 @@
+"""The timing protocol: how every number of fusec is measured. May import every layer below.
+
+Contenders take turns, so that a drift of the machine hits all alike, and a copy of as many bytes
+takes its turn among them as the ceiling. On a GPU, device time comes from events, the L2 cache is
+overwritten before each call, and that overwriting keeps the device busy for longer than the host
+needs to issue the call. On a CPU it is the wall clock; the turns of the others overwrite the cache.
+Medians everywhere. Host time, kernels and first calls are measured apart from device time.
+"""
+
+from __future__ import annotations
+
+import math
+import subprocess
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from fusec.runtime.timing import Timing, count_kernels, first_call, host_microseconds, time_in_turns
+
+if TYPE_CHECKING:
+    import torch
+
+COPY = "copy"
+
+
+@dataclass(frozen=True)
+class Contender:
+    """One way to compute the formula.
+
+    ``call`` computes it once on the measured inputs; ``host_call`` on inputs so small that a CPU
+    spends its time on the way there; on a GPU ``call`` itself tells the host time. ``script`` holds
+    two pieces of Python for a fresh process: what comes before the clock starts, and the first call.
+    """
+
+    name: str
+    call: Callable[[], object]
+    host_call: Callable[[], object] | None = None
+    script: tuple[str, str] | None = None
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """One row: None stands for what was not or cannot be measured, ``problem`` for why."""
+
+    name: str
+    timing: Timing | None = None
+    gigabytes_per_second: float | None = None
+    percent_of_copy: float | None = None
+    host_microseconds: float | None = None
+    kernels: int | None = None
+    first_call_seconds: float | None = None
+    warm_call_seconds: float | None = None
+    largest_error: float | None = None
+    problem: str | None = None
+
+
+@dataclass(frozen=True)
+class Report:
+    """Every contender of one case, measured in one run. ``bytes_moved`` is the fewest possible."""
+
+    device: str
+    bytes_moved: int
+    copy: Timing
+    measurements: tuple[Measurement, ...]
+
+    @property
+    def copy_gigabytes_per_second(self) -> float:
+        """The ceiling: 10^9 bytes read and written in a second by a copy."""
+        return self.bytes_moved / self.copy.milliseconds / 1e6
+
+
+Progress = Callable[[str, float], None]  # what is being done, and the fraction that is done
+
+
+def _silent(what: str, fraction: float) -> None:
+    """Shows nothing."""
+
+
+def compare(
+    contenders: Sequence[Contender],
+    inputs: Sequence[object],
+    reference: Callable[[], object] | None = None,
+    *,
+    device: torch.device | str,
+    seconds: float = 5.0,
+    first_calls: bool = True,
+    progress: Progress = _silent,
+) -> Report:
+    """Measure every contender. ``seconds`` bounds the timed calls; compilers take what they take.
+
+    ``reference`` computes the formula in float64. A contender that fails keeps its row, with the
+    problem in words; the others go on.
+    """
+    import torch
+
+    rows: dict[str, Measurement] = {}
+    alive: list[Contender] = []
+    moved = fewest_bytes(inputs)
+    expected = _reference(reference)
+    for number, contender in enumerate(contenders):
+        progress(f"{contender.name}: first call", 0.3 * number / len(contenders))
+        row, outputs = _first_look(contender, expected)
+        rows[contender.name] = row
+        if row.problem is None:
+            alive.append(contender)
+            moved = fewest_bytes(inputs) + fewest_bytes(_tensors(outputs))
+        del outputs
+    del expected
+    copier = _copier(moved, device)
+    calls = {COPY: copier, **{c.name: c.call for c in alive}}
+    timings = time_in_turns(
+        calls, device, seconds, lambda f: progress("taking turns", 0.3 + 0.4 * f)
+    )
+    for number, contender in enumerate(alive):
+        progress(f"{contender.name}: host time", 0.7 + 0.1 * number / len(alive))
+        rows[contender.name] = _finish(
+            contender, rows[contender.name], timings, moved, torch.device(device)
+        )
+    if first_calls:
+        for number, contender in enumerate(alive):
+            progress(f"{contender.name}: fresh process", 0.8 + 0.2 * number / len(alive))
+            rows[contender.name] = _with_first_call(contender, rows[contender.name])
+    progress("done", 1.0)
+    return Report(str(device), moved, timings[COPY], tuple(rows.values()))
+
+
+def fewest_bytes(values: Sequence[object]) -> int:
+    """Bytes of the distinct elements of the tensors among ``values``: each counted once."""
+    import torch
+
+    total = 0
+    for value in values:
+        if isinstance(value, torch.Tensor):
+            pairs = zip(value.shape, value.stride(), strict=True)
+            total += value.element_size() * math.prod(n for n, step in pairs if step or not n)
+    return total
+
+
+def largest_error(outputs: object, expected: object) -> float:
+    """The largest absolute difference; infinite where one is NaN or infinite and the other not."""
+    import torch
+
+    worst = 0.0
+    for output, reference in zip(_tensors(outputs), _tensors(expected), strict=True):
+        if output.shape != reference.shape:
+            return math.inf
+        if not output.numel():
+            continue
+        actual, wanted = output.to(torch.float64), reference.to(torch.float64)
+        same = (actual == wanted) | (actual.isnan() & wanted.isnan())
+        difference = (actual - wanted).abs_().masked_fill_(same, 0.0)
+        worst = max(worst, float(torch.nan_to_num_(difference, nan=math.inf, posinf=math.inf).max()))
+    return worst
+
+
+def _first_look(contender: Contender, expected: object) -> tuple[Measurement, object]:
+    """Call once, so that it is built, and compare the numbers."""
+    import torch
+
+    row = Measurement(contender.name)
+    try:
+        outputs = contender.call()
+        if expected is not None:
+            row = replace(row, largest_error=largest_error(outputs, expected))
+    except torch.OutOfMemoryError:
+        return replace(row, problem="out of memory"), None
+    except Exception as error:  # another compiler's failure of any kind is a result, not our end
+        return replace(row, problem=_first_line(error)), None
+    return row, outputs
+
+
+def _finish(
+    contender: Contender,
+    row: Measurement,
+    timings: Mapping[str, Timing],
+    moved: int,
+    device: torch.device,
+) -> Measurement:
+    timing = timings[contender.name]
+    host_call = contender.call if device.type == "cuda" else contender.host_call
+    return replace(
+        row,
+        timing=timing,
+        gigabytes_per_second=moved / timing.milliseconds / 1e6,
+        percent_of_copy=100 * timings[COPY].milliseconds / timing.milliseconds,
+        kernels=count_kernels(contender.call, device),
+        host_microseconds=None if host_call is None else host_microseconds(host_call, device),
+    )
+
+
+def _with_first_call(contender: Contender, row: Measurement) -> Measurement:
+    if contender.script is None:
+        return row
+    try:
+        seconds = first_call(*contender.script)
+    except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
+        return replace(row, problem=f"first call in a fresh process: {_first_line(error)}")
+    return replace(row, first_call_seconds=seconds.cold, warm_call_seconds=seconds.warm)
+
+
+def _reference(reference: Callable[[], object] | None) -> object:
+    """The float64 results, or None where they do not fit into memory."""
+    import torch
+
+    if reference is None:
+        return None
+    try:
+        return reference()
+    except (torch.OutOfMemoryError, MemoryError):
+        return None
+
+
+def _copier(moved: int, device: torch.device | str) -> Callable[[], object]:
+    import torch
+
+    source = torch.ones(max(1, moved // 2), dtype=torch.uint8, device=device)
+    target = torch.zeros_like(source)
+    return lambda: target.copy_(source)
+
+
+def _tensors(outputs: object) -> list[torch.Tensor]:
+    import torch
+
+    items = outputs if isinstance(outputs, tuple | list) else (outputs,)
+    return [item for item in items if isinstance(item, torch.Tensor)]
+
+
+def _first_line(error: BaseException) -> str:
+    text = str(error).strip() or type(error).__name__
+    return text.splitlines()[0][:200]

@@ -1,0 +1,290 @@
+"""Builds generated C++ into a shared library and loads it. May import cache, settings and errors.
+
+The library is cached under everything that can change it: source, headers, compiler, flags,
+processor, fusec version. A warm process starts no subprocess.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import functools
+import os
+import platform
+import re
+import shutil
+import signal
+import subprocess
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from fusec import settings
+from fusec.errors import BuildError, UnsupportedError
+from fusec.runtime.cache import Entry, Store, default_store, digest
+from fusec.version import __version__
+
+COMPILE_TIMEOUT = 300.0  # seconds until a compiler counts as hung
+_VERSION_TIMEOUT = 30.0  # seconds
+_LIBRARY = "kernel.so"
+_SOURCE = "kernel.cpp"
+_NATIVE = "-march=native"
+_OPENMP = "-fopenmp"
+_FLAGS = (
+    "-O3",
+    _NATIVE,
+    _OPENMP,
+    # One rounding per operation, as PyTorch does it; the printers write fused operations out.
+    "-ffp-contract=off",
+    "-fno-math-errno",
+    "-fno-trapping-math",
+    "-std=c++17",
+    "-shared",
+    "-fPIC",
+)
+# Flags that a compiler may lack, and how its complaint about each can be told.
+_OPTIONAL_FLAGS = {
+    _OPENMP: re.compile(r"-fopenmp|-lomp|-lgomp|libomp|libgomp|omp\.h"),
+    _NATIVE: re.compile(r"-march=|-mcpu=|target CPU|target-cpu"),
+}
+
+
+@dataclass(frozen=True)
+class Compiler:
+    """A C++ compiler: its command, where it is, and what `--version` says."""
+
+    command: tuple[str, ...]
+    path: str
+    version: str
+
+
+def find_compiler() -> Compiler | None:
+    """The first compiler of the settings that runs, or None."""
+    for command in settings.get().cxx:
+        compiler = _identify(command)
+        if compiler is not None:
+            return compiler
+    return None
+
+
+def default_flags() -> tuple[str, ...]:
+    """The flags of every build on this machine, before those of the caller and FUSEC_CXXFLAGS."""
+    if "avx512f" in processor_features():
+        return (*_FLAGS, "-mprefer-vector-width=512")
+    return _FLAGS
+
+
+def build_cpp(source: str, include: Path, *, flags: Sequence[str] = ()) -> ctypes.CDLL:
+    """Compile `source` with headers from `include`, or take it from the cache, and load it.
+
+    `flags` are added to the command line; `-l` and `-Wl,` flags go behind the source. Raises
+    UnsupportedError when there is no compiler and BuildError when the compiler refuses the source.
+    """
+    compiler = find_compiler()
+    if compiler is None:
+        tried = ", ".join(" ".join(command) for command in settings.get().cxx)
+        raise UnsupportedError(
+            f"no C++ compiler runs here (tried {tried})",
+            hint="install g++ or clang++, or set FUSEC_CXX to the compiler's path",
+        )
+    store = default_store()
+    arguments = (*default_flags(), *flags, *settings.get().cxxflags)
+    key = _key(source, include, compiler, arguments)
+    with _lock:
+        library = _loaded.get(key)
+        if library is None:
+            library = _load_or_build(store, key, source, include, compiler, arguments)
+            _loaded[key] = library
+    return library
+
+
+@functools.cache
+def processor_identity() -> str:
+    """What `-march=native` depends on: the processor's model and its instruction sets."""
+    wanted = ("vendor_id", "cpu family", "model", "stepping", "flags", "Features", "CPU ")
+    with contextlib.suppress(OSError), open("/proc/cpuinfo", encoding="utf-8") as stream:
+        first = stream.read(16384).partition("\n\n")[0]  # the first of the processors
+        lines = [line for line in first.splitlines() if line.startswith(wanted)]
+        return "\n".join((platform.machine(), *lines))
+    return f"{platform.machine()} {platform.processor()} {platform.platform()}"
+
+
+@functools.cache
+def processor_features() -> frozenset[str]:
+    """The instruction sets that the operating system lists, empty where it lists none."""
+    for line in processor_identity().splitlines():
+        if line.startswith(("flags", "Features")):
+            return frozenset(line.partition(":")[2].split())
+    return frozenset()
+
+
+def _identify(command: tuple[str, ...]) -> Compiler | None:
+    path = shutil.which(command[0])
+    if path is None:
+        return None
+    try:
+        facts = os.stat(path)
+    except OSError:
+        return None
+    stamp = f"{os.path.realpath(path)} {facts.st_mtime_ns} {facts.st_size}"
+    return _identified(command, path, stamp)
+
+
+@functools.cache
+def _identified(command: tuple[str, ...], path: str, stamp: str) -> Compiler | None:
+    store = default_store()
+    key = digest({"kind": "compiler", "command": "\0".join(command), "path": path, "stamp": stamp})
+    entry = store.get(key)
+    if entry is not None:
+        return Compiler(command, path, entry.files["version"].decode())
+    try:
+        code, output = _run([path, *command[1:], "--version"], _VERSION_TIMEOUT)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if code != 0:
+        return None
+    store.put(key, {"version": output.encode()})
+    return Compiler(command, path, output)
+
+
+def _key(source: str, include: Path, compiler: Compiler, arguments: Sequence[str]) -> str:
+    parts: dict[str, str | bytes] = {
+        "kind": "cpp",
+        "source": source,
+        "compiler": "\0".join((*compiler.command, compiler.path, compiler.version)),
+        "arguments": "\0".join(arguments),
+        "processor": processor_identity(),
+        "fusec": __version__,
+    }
+    for path in sorted(include.rglob("*")):
+        if path.is_file():
+            parts[f"header {path.relative_to(include).as_posix()}"] = path.read_bytes()
+    return digest(parts)
+
+
+def _load_or_build(
+    store: Store,
+    key: str,
+    source: str,
+    include: Path,
+    compiler: Compiler,
+    arguments: Sequence[str],
+) -> ctypes.CDLL:
+    entry = store.get(key)
+    if entry is not None:
+        with contextlib.suppress(OSError):  # pruned by another process meanwhile: build it again
+            return _load(entry)
+        store.remove(key)
+    entry = _compile(store, key, source, include, compiler, arguments)
+    try:
+        return _load(entry)
+    except OSError as error:
+        raise BuildError(
+            "the compiled kernel cannot be loaded",
+            tool_output=str(error),
+            source_path=_text(entry.path(_SOURCE)),
+            hint="a cache directory on a volume mounted noexec does this; FUSEC_CACHE_DIR moves it",
+        ) from error
+
+
+def _load(entry: Entry) -> ctypes.CDLL:
+    path = entry.path(_LIBRARY)
+    if path is None:
+        raise OSError("there is no directory that the library could be written to")
+    return ctypes.CDLL(str(path))
+
+
+def _compile(
+    store: Store,
+    key: str,
+    source: str,
+    include: Path,
+    compiler: Compiler,
+    arguments: Sequence[str],
+) -> Entry:
+    refused = _refused_flags.get(compiler, frozenset())
+    while True:
+        usable = [flag for flag in arguments if flag not in refused]
+        with store.scratch() as directory:
+            code, output = _invoke(compiler, directory, source, include, usable)
+            if code == 0:
+                _refused_flags[compiler] = refused
+                library = (directory / _LIBRARY).read_bytes()
+                return store.put(key, {_LIBRARY: library, _SOURCE: source.encode()})
+        lacking = frozenset(
+            flag
+            for flag, complaint in _OPTIONAL_FLAGS.items()
+            if flag in usable and complaint.search(output)
+        )
+        if not lacking:
+            break
+        refused |= lacking  # without OpenMP its pragmas are ignored: one thread, the same numbers
+    kept = store.put(digest({"failed": key}), {_SOURCE: source.encode()})
+    raise BuildError(
+        f"{compiler.command[0]} could not compile the generated C++",
+        tool_output=output,
+        source_path=_text(kept.path(_SOURCE)),
+    )
+
+
+def _invoke(
+    compiler: Compiler, directory: Path, source: str, include: Path, flags: Sequence[str]
+) -> tuple[int, str]:
+    (directory / _SOURCE).write_text(source, encoding="utf-8")
+    behind = [flag for flag in flags if flag.startswith(("-l", "-Wl,"))]
+    command = [
+        compiler.path,
+        *compiler.command[1:],
+        *(flag for flag in flags if flag not in behind),
+        f"-I{include}",
+        str(directory / _SOURCE),
+        "-o",
+        str(directory / _LIBRARY),
+        *behind,
+    ]
+    try:
+        return _run(command, COMPILE_TIMEOUT)
+    except OSError as error:
+        raise BuildError(f"{compiler.command[0]} does not start: {error.strerror}") from error
+    except subprocess.TimeoutExpired:
+        return 1, f"the compiler was stopped after {COMPILE_TIMEOUT:g} seconds"
+
+
+def _run(command: Sequence[str], timeout: float) -> tuple[int, str]:
+    """Exit code and output of a command, which is killed with its children when we leave early."""
+    with subprocess.Popen(
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=settings.child_environment(LC_ALL="C"),
+        start_new_session=True,  # a group of its own: the driver's cc1plus dies with it
+    ) as process:
+        try:
+            output, _ = process.communicate(timeout=timeout)
+        except BaseException:  # a timeout or Ctrl-C: nothing may go on compiling behind our back
+            with contextlib.suppress(OSError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+            raise
+    text = output.decode(errors="replace")
+    if process.returncode < 0:
+        text += f"\nkilled by signal {-process.returncode}"
+    return process.returncode, text
+
+
+def _text(path: Path | None) -> str | None:
+    return None if path is None else str(path)
+
+
+def _after_fork() -> None:
+    global _lock
+    _lock = threading.Lock()
+
+
+_lock = threading.Lock()
+_loaded: dict[str, ctypes.CDLL] = {}
+_refused_flags: dict[Compiler, frozenset[str]] = {}
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_after_fork)

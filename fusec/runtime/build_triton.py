@@ -1,0 +1,371 @@
+"""Compiles generated Triton ahead of time, for any target, with no GPU. May import cache, settings.
+
+The binary is cached under everything that can change it, so a warm process never imports triton.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import importlib.metadata
+import importlib.util
+import json
+import re
+import shutil
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from fusec import settings
+from fusec.errors import BuildError, InternalError, UnsupportedError
+from fusec.runtime.cache import Store, default_store, digest
+from fusec.version import __version__
+
+_SOURCE = "kernel.py"
+_METADATA = "kernel.json"
+_TEXT_STAGES = ("ttir", "ttgir", "llir", "ptx", "amdgcn")
+_BINARY_STAGES = ("cubin", "hsaco")
+_DISTRIBUTIONS = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm")
+# Variables that say where Triton puts things, and not what it makes.
+_PLACES = re.compile(r"TRITON_(HOME|INTERPRET|.*(_DIR|_CACHE_MANAGER|_BACKEND|_PATH))")
+_DISASSEMBLE_TIMEOUT = 120.0  # seconds
+
+
+@dataclass(frozen=True)
+class Target:
+    """A kind of GPU: `cuda` with its compute capability times ten, or `hip` with its gfx name."""
+
+    backend: str
+    arch: int | str
+    warp_size: int
+
+    @staticmethod
+    def parse(text: str) -> Target:
+        """`sm_90` or `gfx942` as a Target; UnsupportedError for any other form."""
+        if match := re.fullmatch(r"sm_?(\d{2,3})[af]?", text):
+            return Target("cuda", int(match[1]), 32)
+        if re.fullmatch(r"gfx[0-9a-f]{3,5}", text):
+            return Target("hip", text, 64 if text.startswith("gfx9") else 32)
+        raise UnsupportedError(
+            f"unknown target {text!r}", hint="targets look like sm_80, sm_90, sm_100 or gfx942"
+        )
+
+    def __str__(self) -> str:
+        return f"sm_{self.arch}" if self.backend == "cuda" else str(self.arch)
+
+
+@dataclass(frozen=True)
+class TritonProgram:
+    """A Triton file and how to specialise its kernel.
+
+    `signature` gives each parameter of `entry` in order: a pointer (`*fp32`, `*bf16`, `*i1`, ...),
+    a number (`i32`, `i64`, `fp32`, `fp64`) or `constexpr`, whose values are in `constants`.
+    """
+
+    source: str
+    entry: str
+    signature: tuple[tuple[str, str], ...]
+    constants: tuple[tuple[str, int], ...] = ()
+    divisible_by_16: frozenset[str] = frozenset()
+    num_warps: int = 4
+    num_stages: int = 3
+    fp_fusion: bool = False
+
+    def parameter_types(self) -> tuple[str, ...]:
+        """The types of the arguments that a launch passes: the signature without constants."""
+        return tuple(kind for _, kind in self.signature if kind != "constexpr")
+
+
+@dataclass(frozen=True)
+class TritonBinary:
+    """A compiled kernel. `stages` has ttir, ttgir, llir, ptx and cubin, or amdgcn and hsaco."""
+
+    entry: str
+    stages: dict[str, str | bytes]
+    shared: int  # bytes of dynamic shared memory
+    num_warps: int
+    num_threads: int
+    target: Target
+
+    @property
+    def binary(self) -> bytes:
+        """What the driver loads: the cubin or the hsaco."""
+        found = next(stage for name, stage in self.stages.items() if name in _BINARY_STAGES)
+        assert isinstance(found, bytes)
+        return found
+
+
+@functools.cache
+def triton_version() -> str:
+    """The version of the installed Triton, read without importing it."""
+    for name in _DISTRIBUTIONS:
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            return importlib.metadata.version(name)
+    raise UnsupportedError(
+        "Triton is not installed", hint="GPU kernels need it: pip install 'triton>=3.4'"
+    )
+
+
+def compile_triton(program: TritonProgram, target: Target) -> TritonBinary:
+    """Compile `program` for `target`, or take it from the cache.
+
+    Raises BuildError with the path of the source when Triton refuses it, and UnsupportedError when
+    Triton is missing or runs as an interpreter in this process.
+    """
+    store = default_store()
+    key = _key(program, target)
+    entry = store.get(key)
+    if entry is not None:
+        return _unpack(program, target, entry.files)
+    with _source_path(store, program.source) as path:
+        files = _compile(store, program, target, path)
+    store.put(key, files)
+    return _unpack(program, target, files)
+
+
+def sass(cubin: bytes) -> str:
+    """The machine code of a cubin as text; UnsupportedError when there is no disassembler."""
+    tool = _disassembler()
+    if tool is None:
+        raise UnsupportedError(
+            "neither nvdisasm nor cuobjdump is installed", hint="the CUDA toolkit and Triton do"
+        )
+    with default_store().scratch() as directory:
+        path = directory / "kernel.cubin"
+        path.write_bytes(cubin)
+        options = [] if Path(tool).name == "nvdisasm" else ["-sass"]
+        try:
+            finished = subprocess.run(
+                [tool, *options, str(path)],
+                check=False,
+                capture_output=True,
+                timeout=_DISASSEMBLE_TIMEOUT,
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise BuildError(f"{tool} failed", tool_output=str(error)) from error
+    if finished.returncode != 0:
+        raise BuildError(f"{tool} failed", tool_output=finished.stderr.decode(errors="replace"))
+    return finished.stdout.decode(errors="replace")
+
+
+def _key(program: TritonProgram, target: Target) -> str:
+    environment = [item for item in settings.get().tool_environment if not _PLACES.match(item[0])]
+    return digest(
+        {
+            "kind": "triton",
+            "source": program.source,
+            "entry": program.entry,
+            "signature": repr(program.signature),
+            "constants": repr(program.constants),
+            "divisible": repr(sorted(program.divisible_by_16)),
+            "options": f"{program.num_warps} {program.num_stages} {program.fp_fusion}",
+            "target": repr(target),
+            "environment": repr(environment),
+            "triton": triton_version(),
+            "fusec": __version__,
+        }
+    )
+
+
+def _unpack(program: TritonProgram, target: Target, files: Any) -> TritonBinary:
+    metadata = json.loads(files[_METADATA])
+    stages: dict[str, str | bytes] = {
+        name: files[name].decode() for name in _TEXT_STAGES if name in files
+    }
+    stages.update({name: files[name] for name in _BINARY_STAGES if name in files})
+    return TritonBinary(
+        entry=program.entry,
+        stages=stages,
+        shared=metadata["shared"],
+        num_warps=metadata["num_warps"],
+        num_threads=metadata["num_threads"],
+        target=target,
+    )
+
+
+@contextlib.contextmanager
+def _source_path(store: Store, source: str) -> Iterator[Path]:
+    """A file with `source` that stays, so that errors and profilers can point at its lines."""
+    entry = store.put(
+        digest({"kind": "triton source", "source": source}), {_SOURCE: source.encode()}
+    )
+    path = entry.path(_SOURCE)
+    if path is not None:
+        yield path
+        return
+    with store.scratch() as directory:
+        path = directory / _SOURCE
+        path.write_text(source, encoding="utf-8")
+        yield path
+
+
+def _compile(store: Store, program: TritonProgram, target: Target, path: Path) -> dict[str, bytes]:
+    try:
+        with store.scratch() as directory, _private_triton_cache(directory):
+            kernel = _run_triton(program, target, path)
+    except (UnsupportedError, InternalError):
+        raise
+    except Exception as error:  # whatever Triton, LLVM or ptxas raises: shown as our one error
+        raise BuildError(
+            f"Triton could not compile {program.entry} for {target}",
+            tool_output=_chain(error),
+            source_path=str(path),
+        ) from error
+    scratch = [
+        getattr(kernel.metadata, f"{kind}_scratch_size", 0) for kind in ("global", "profile")
+    ]
+    if any(scratch):
+        raise InternalError(f"{program.entry} wants scratch memory, which no launch provides")
+    files: dict[str, bytes] = {}
+    for name in (*_TEXT_STAGES, *_BINARY_STAGES):
+        stage = kernel.asm.get(name)
+        if stage is not None:
+            files[name] = stage if isinstance(stage, bytes) else stage.encode()
+    num_warps = int(kernel.metadata.num_warps)
+    metadata = {
+        "shared": int(kernel.metadata.shared),
+        "num_warps": num_warps,
+        "num_threads": num_warps * target.warp_size,
+    }
+    return {**files, _METADATA: json.dumps(metadata).encode(), _SOURCE: program.source.encode()}
+
+
+def _chain(error: BaseException) -> str:
+    """An error and what caused it: Triton may name the place in one and the reason in the other."""
+    lines = []
+    link: BaseException | None = error
+    while link is not None:
+        lines.append(f"{type(link).__name__}: {link}")
+        link = link.__cause__
+    return "\n".join(lines)
+
+
+def _run_triton(program: TritonProgram, target: Target, path: Path) -> Any:
+    import triton
+    from triton.backends.compiler import GPUTarget
+    from triton.compiler import ASTSource
+    from triton.runtime.jit import JITFunction
+
+    namespace: dict[str, Any] = {"__name__": f"fusec_kernel_{path.parent.name[:16]}"}
+    exec(compile(program.source, str(path), "exec"), namespace)
+    function = namespace[program.entry]
+    if not isinstance(function, JITFunction):
+        raise UnsupportedError(
+            "Triton interprets kernels in this process and cannot compile them",
+            hint="start Python without TRITON_INTERPRET",
+        )
+    position = {name: index for index, (name, _) in enumerate(program.signature)}
+    source = ASTSource(
+        fn=function,
+        signature=dict(program.signature),
+        constexprs={(position[name],): value for name, value in program.constants},
+        attrs={
+            (position[name],): [["tt.divisibility", 16]]
+            for name in sorted(program.divisible_by_16, key=position.__getitem__)
+        },
+    )
+    options = {
+        "num_warps": program.num_warps,
+        "num_stages": program.num_stages,
+        "enable_fp_fusion": program.fp_fusion,  # the default differs between versions of Triton
+    }
+    gpu = GPUTarget(target.backend, target.arch, target.warp_size)
+    return triton.compile(source, target=gpu, options=options)
+
+
+@contextlib.contextmanager
+def _private_triton_cache(directory: Path) -> Iterator[None]:
+    """Let Triton's own cache live in `directory` for compilations of this thread.
+
+    Its usual place may be unwritable, and what it loads from there has no checksum. Other threads
+    keep the cache they had.
+    """
+    from triton import knobs
+
+    with _install_lock:
+        if _chooser.users == 0:
+            _chooser.install(knobs.cache)
+        _chooser.users += 1
+    _thread.directory = directory
+    try:
+        yield
+    finally:
+        _thread.directory = None
+        with _install_lock:
+            _chooser.users -= 1
+            if _chooser.users == 0:
+                _chooser.uninstall(knobs.cache)
+
+
+class _Chooser:
+    """Stands in for Triton's class of cache managers, and decides by thread."""
+
+    def __init__(self) -> None:
+        self.users = 0
+        self._before: Callable[..., Any] | None = None
+        self._was_set = False
+
+    def install(self, cache_knobs: Any) -> None:
+        self._was_set = "manager_class" in vars(cache_knobs)
+        self._before = cache_knobs.manager_class
+        cache_knobs.manager_class = self
+
+    def uninstall(self, cache_knobs: Any) -> None:
+        if self._was_set:
+            cache_knobs.manager_class = self._before
+        else:
+            del cache_knobs.manager_class
+
+    def __call__(self, key: str, **options: bool) -> Any:
+        directory = getattr(_thread, "directory", None)
+        if directory is not None:
+            return _ScratchManager(directory)
+        if self._before is not None:
+            return self._before(key, **options)
+        from triton.runtime.cache import FileCacheManager
+
+        return FileCacheManager(key, **options)
+
+
+class _ScratchManager:
+    """The methods of Triton's cache managers over a directory that starts empty."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+
+    def get_file(self, filename: str) -> str | None:
+        path = self._directory / filename
+        return str(path) if path.exists() else None
+
+    def get_group(self, filename: str) -> None:
+        return None
+
+    def put(self, data: object, filename: str, binary: bool = True) -> str:
+        path = self._directory / filename
+        path.write_bytes(data if isinstance(data, bytes) else str(data).encode())
+        return str(path)
+
+    def put_group(self, filename: str, group: dict[str, str]) -> None:
+        return None
+
+
+@functools.cache
+def _disassembler() -> str | None:
+    found = importlib.util.find_spec("triton")  # finds the package and does not import it
+    folders = [Path(place) for place in (found.submodule_search_locations or ())] if found else []
+    for name in ("nvdisasm", "cuobjdump"):
+        for folder in folders:
+            tool = shutil.which(name, path=str(folder / "backends" / "nvidia" / "bin"))
+            if tool is not None:
+                return tool
+        if (tool := shutil.which(name)) is not None:
+            return tool
+    return None
+
+
+_thread = threading.local()
+_install_lock = threading.Lock()
+_chooser = _Chooser()

@@ -1,0 +1,323 @@
+"""From a formula and the shapes, strides and types of a call to kernels: what is specialised, and by what.
+
+A :class:`Specialization` is a Plan for input types, ranks and which axes have length 1. Under it a :class:`Variant` is one
+built kernel for a class of layouts. Neither holds an exact shape. May import everything below the API.
+"""
+
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fusec import settings
+from fusec.codegen import schedule
+from fusec.codegen.cpp import print_cpp
+from fusec.codegen.kernel import Config, Form, Kernel
+from fusec.codegen.layout import Arrangement, Operand, arrange, operands
+from fusec.codegen.lower import CPP, TRITON, Job, lower
+from fusec.codegen.triton import constants, print_triton
+from fusec.errors import InternalError
+from fusec.frontend.resolve import resolve
+from fusec.ir.dtypes import DType
+from fusec.ir.graph import InputSpec, Output
+from fusec.ir.node import Dim, Shape
+from fusec.passes.fuse import Plan, Region, plan
+from fusec.passes.pipeline import run as run_passes
+from fusec.runtime.build_triton import TritonProgram
+
+if TYPE_CHECKING:
+    from fusec.frontend.syntax import Program
+    from fusec.source import Source
+
+INCLUDE = Path(__file__).parent.parent / "codegen" / "include"
+TRITON_TYPES = {
+    "f64": "fp64", "f32": "fp32", "f16": "fp16", "bf16": "bf16", "f8e4m3": "fp8e4nv", "f8e5m2": "fp8e5",
+    "i64": "i64", "i32": "i32", "i16": "i16", "i8": "i8", "u8": "u8", "bool": "i1",
+}  # fmt: skip
+
+
+@dataclass(slots=True)
+class Counters:
+    """What this process has done so far."""
+
+    compiles: int = 0  # kernels built or taken from the cache on disk
+    specializations: int = 0
+    launches: int = 0
+
+
+COUNTERS = Counters()
+
+
+@dataclass(frozen=True, slots=True)
+class Formula:
+    """A parsed formula and the options it was compiled with."""
+
+    source: Source
+    program: Program
+    inputs: tuple[str, ...]
+    numerics: str
+    keepdim: bool
+    name: str
+    fuse: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Argument:
+    """What specialising sees of one argument: type, shape and strides (elements), or only a type for a number."""
+
+    dtype: DType
+    shape: tuple[int, ...] = ()
+    strides: tuple[int, ...] = ()
+    scalar: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Variant:
+    """One kernel that has been built: its name, what it was built for, and why that needed a kernel of its own."""
+
+    kernel: str
+    backend: str
+    key: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.kernel} [{self.backend}] {self.key}: {self.why}"
+
+
+@dataclass(slots=True)
+class Specialization:
+    """The Plan for one combination of input types, ranks and length-1 axes."""
+
+    formula: Formula
+    specs: tuple[InputSpec, ...]
+    plan: Plan
+    equal: tuple[tuple[Dim, Dim], ...]
+    regions: tuple[tuple[Region, tuple[Operand, ...]], ...]
+    built: dict[tuple[object, ...], Any] = field(default_factory=dict)
+    variants: list[Variant] = field(default_factory=list)
+
+    @property
+    def outputs(self) -> tuple[Output, ...]:
+        return self.plan.graph.outputs
+
+    def sizes(self, arguments: Sequence[Argument]) -> dict[Dim, int]:
+        """The length of every named axis in this call; ShapeError where two that must agree do not."""
+        sizes = axis_sizes(self.specs, arguments)
+        if any(sizes[a] != sizes[b] for a, b in self.equal):
+            specialize(self.formula, arguments)  # raises, and names the place
+            raise InternalError("axes disagree, yet the formula resolves")
+        return sizes
+
+
+def key_of(arguments: Sequence[Argument]) -> tuple[object, ...]:
+    """What decides the Specialization: types, ranks, and which axes have length 1."""
+    return tuple((a.dtype, a.scalar, tuple(n == 1 for n in a.shape)) for a in arguments)
+
+
+def input_specs(formula: Formula, arguments: Sequence[Argument]) -> tuple[InputSpec, ...]:
+    """Inputs with a fresh Dim for each axis that is not of length 1."""
+    specs = []
+    for name, argument in zip(formula.inputs, arguments, strict=True):
+        shape: Shape = tuple(
+            1 if n == 1 else Dim(f"{name}.{k}") for k, n in enumerate(argument.shape)
+        )
+        specs.append(InputSpec(name, argument.dtype, shape, argument.scalar))
+    return tuple(specs)
+
+
+def axis_sizes(specs: Sequence[InputSpec], arguments: Sequence[Argument]) -> dict[Dim, int]:
+    """Dim to length, for fresh specs of these arguments."""
+    sizes: dict[Dim, int] = {}
+    for spec, argument in zip(specs, arguments, strict=True):
+        for k, length in enumerate(argument.shape):
+            sizes[Dim(f"{spec.name}.{k}")] = length
+    return sizes
+
+
+def specialize(formula: Formula, arguments: Sequence[Argument]) -> Specialization:
+    """Resolve, simplify and cut the formula for these arguments. Raises ShapeError, DTypeError."""
+    specs = input_specs(formula, arguments)
+    sizes = axis_sizes(specs, arguments)
+    resolved = resolve(formula.source, formula.program, specs, keepdim=formula.keepdim, sizes=sizes)
+    graph = run_passes(resolved.graph, formula.numerics)  # type: ignore[arg-type]
+    made = plan(graph, formula.name, formula.fuse)
+    COUNTERS.specializations += 1
+    if settings.get().debug >= 2:
+        for region in made.regions:
+            sys.stderr.write(f"{region.name}: {region.kind}, {region.reason}\n")
+    regions = tuple((region, operands(region)) for region in made.regions)
+    return Specialization(formula, specs, made, resolved.equal, regions)
+
+
+@dataclass(frozen=True, slots=True)
+class LaidOut:
+    """A region laid out for one call: the arrangement, the Config and the Kernel it leads to."""
+
+    region: Region
+    accesses: tuple[Operand, ...]
+    arrangement: Arrangement
+    config: Config
+
+    def number(self, source: tuple[str | int, ...], sizes: dict[Dim, int]) -> int:
+        """The value of a size or stride parameter in this call."""
+        match source:
+            case ("n",):
+                return self.arrangement.cols
+            case ("rows",):
+                return self.arrangement.rows
+            case ("cols",):
+                return self.arrangement.cols
+            case ("row", int(k)):
+                return self.arrangement.row_sizes[k]
+            case ("col", int(k)):
+                return self.arrangement.col_sizes[k]
+            case ("stride", int(operand), int(axis)):
+                return self.arrangement.strides[operand][axis]
+            case ("gather", int(operand)):
+                return self.arrangement.gather_strides[operand]
+            case ("length", int(operand)):
+                return self.arrangement.gather_lengths[operand]
+            case ("dim", str(name)):
+                return sizes[Dim(name)]
+        raise InternalError(f"no value for the kernel parameter {source}")
+
+
+def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
+    """Row-major strides, in elements."""
+    strides, step = [], 1
+    for length in reversed(shape):
+        strides.append(step)
+        step *= max(length, 1)
+    return tuple(reversed(strides))
+
+
+def concrete(shape: Shape, sizes: dict[Dim, int]) -> tuple[int, ...]:
+    """A shape in numbers."""
+    return tuple(sizes[e] if isinstance(e, Dim) else e for e in shape)
+
+
+def lay_out(
+    special: Specialization,
+    position: int,
+    arguments: Sequence[Argument],
+    sizes: dict[Dim, int],
+    output_strides: dict[str, tuple[int, ...]],
+    backend: str,
+) -> LaidOut:
+    """Region ``position`` laid out for this call."""
+    region, accesses = special.regions[position]
+    by_name = dict(zip(special.formula.inputs, arguments, strict=True))
+    strides: list[tuple[int, ...]] = []
+    for operand in accesses:
+        if operand.kind in ("input", "gather"):
+            node = operand.node if operand.kind == "input" else operand.node.args[0]
+            own = by_name[operand.name].strides
+            strides.append(own + (0,) * int(node.attribute("unsqueezed") or 0))  # type: ignore[arg-type]
+        else:
+            shape = concrete(operand.node.shape, sizes)
+            strides.append(output_strides.get(operand.name) or contiguous(shape))
+    arrangement = arrange(region, accesses, sizes, strides)
+    form = _form(region, arrangement)
+    config = (
+        schedule.choose_cpp(arrangement, form)
+        if backend == "cpp"
+        else schedule.choose_triton(form, accesses, arrangement)
+    )
+    return LaidOut(region, accesses, arrangement, config)
+
+
+def _form(region: Region, arrangement: Arrangement) -> Form:
+    if region.axes:
+        return Form.ROWS
+    return Form.TILE if arrangement.layout.rows else Form.FLAT
+
+
+def kernel_of(special: Specialization, job: LaidOut, backend: str) -> Kernel:
+    """Lower one laid-out region."""
+    target = CPP if backend == "cpp" else TRITON
+    return lower(
+        Job(
+            special.plan.graph,
+            job.region,
+            job.accesses,
+            job.arrangement.layout,
+            job.config,
+            target,
+            special.formula.numerics,
+        )  # fmt: skip
+    )
+
+
+def source_of(kernel: Kernel, backend: str) -> str:
+    """The source text of a kernel in the language of ``backend``."""
+    return print_cpp(kernel) if backend == "cpp" else print_triton(kernel)
+
+
+def triton_program(
+    kernel: Kernel, sizes: Sequence[int], aligned: frozenset[str], numerics: str
+) -> TritonProgram:
+    """The printed kernel with all that Triton's compiler has to know. ``aligned``: pointers that are 16-byte aligned."""
+    index = "i64" if kernel.config.wide_index else "i32"
+    signature = [(p.name, f"*{TRITON_TYPES[p.storage.name]}") for p in kernel.pointers]
+    signature += [(n.name, TRITON_TYPES[n.dtype.name]) for n in kernel.numbers]
+    signature += [(s.name, index) for s in kernel.sizes]
+    fixed = constants(kernel)
+    signature += [(name, "constexpr") for name in fixed]
+    return TritonProgram(
+        source=print_triton(kernel),
+        entry=kernel.name,
+        signature=tuple(signature),
+        constants=tuple(fixed.items()),
+        divisible_by_16=aligned | divisible(kernel, sizes),
+        num_warps=kernel.config.warps,
+        num_stages=kernel.config.stages,
+        fp_fusion=numerics == "fast",
+    )
+
+
+def divisible(kernel: Kernel, sizes: Sequence[int]) -> frozenset[str]:
+    """Size parameters that are multiples of 16, where knowing so lets loads be wide."""
+    along_rows = kernel.form is not Form.ROWS or kernel.config.lanes_along_rows
+    return frozenset(
+        s.name
+        for s, value in zip(kernel.sizes, sizes, strict=True)
+        if value % 16 == 0 and (along_rows or s.name != "rows")
+    )
+
+
+def grid_of(kernel: Kernel, rows: int, cols: int) -> tuple[int, int, int]:
+    """How many programs a launch needs."""
+    config = kernel.config
+    row_blocks = -(-rows // config.block_rows)
+    if kernel.form is Form.FLAT:
+        return (-(-cols // config.block_cols), 1, 1)
+    if kernel.form is Form.TILE:
+        return (row_blocks * -(-cols // config.block_cols), 1, 1)
+    return (row_blocks, 1, 1)
+
+
+class OncePerKey:
+    """Builds the value of a key once, also when several threads ask at the same time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._locks: dict[object, threading.Lock] = {}
+
+    def get(self, table: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+        """``table[key]``, made by ``make`` if it is not there."""
+        found = table.get(key)
+        if found is not None:
+            return found
+        with self._lock:
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            found = table.get(key)
+            if found is None:
+                found = table[key] = make()
+        with self._lock:
+            self._locks.pop(key, None)
+        return found

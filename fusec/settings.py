@@ -1,0 +1,102 @@
+"""Every environment variable that fusec reads, typed, in one place. May import the stdlib only.
+
+The environment is read once, at first use; `override` changes settings for a block of code, and
+`reload` reads the environment again. Nothing else in fusec looks at `os.environ`.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+_DEFAULT_COMPILERS = (("c++",), ("g++",), ("clang++",))
+_FALSE_WORDS = frozenset({"", "0", "false", "no", "off"})
+# Variables of Triton's compiler that change the binary it makes: part of the cache key.
+_TOOL_PREFIXES = ("TRITON_", "LLVM_", "MLIR_", "NVPTX_", "PTXAS_", "AMDGCN_", "DISABLE_")
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the environment says; each field names its variable."""
+
+    cache_dir: Path | None = None  # FUSEC_CACHE_DIR: where built kernels are kept
+    debug: int = 0  # FUSEC_DEBUG: 0 (silent) to 5 (assembly)
+    cxx: tuple[tuple[str, ...], ...] = _DEFAULT_COMPILERS  # FUSEC_CXX, else CXX and usual names
+    cxxflags: tuple[str, ...] = ()  # FUSEC_CXXFLAGS: appended to the compiler's command line
+    num_threads: int | None = None  # FUSEC_NUM_THREADS: threads of a CPU kernel
+    no_cache: bool = False  # FUSEC_NO_CACHE: build everything again in this process
+    dump: Path | None = None  # FUSEC_DUMP: directory that receives the stages of each compilation
+    tool_environment: tuple[tuple[str, str], ...] = ()  # foreign variables, for cache keys only
+
+
+def from_environment(environment: Mapping[str, str]) -> Settings:
+    """The settings that `environment` asks for; ValueError names a variable with a bad value."""
+    return Settings(
+        cache_dir=_path(environment, "FUSEC_CACHE_DIR"),
+        debug=_integer(environment, "FUSEC_DEBUG", 0, 5) or 0,
+        cxx=_compilers(environment),
+        cxxflags=tuple(shlex.split(environment.get("FUSEC_CXXFLAGS", ""))),
+        num_threads=_integer(environment, "FUSEC_NUM_THREADS", 1, 65536),
+        no_cache=environment.get("FUSEC_NO_CACHE", "").strip().lower() not in _FALSE_WORDS,
+        dump=_path(environment, "FUSEC_DUMP"),
+        tool_environment=tuple(
+            sorted(item for item in environment.items() if item[0].startswith(_TOOL_PREFIXES))
+        ),
+    )
+
+
+def get() -> Settings:
+    """The settings in force."""
+    return _current or reload()
+
+
+def reload() -> Settings:
+    """Read the environment again and return what it says."""
+    global _current
+    _current = from_environment(os.environ)
+    return _current
+
+
+@contextmanager
+def override(**changes: object) -> Iterator[Settings]:
+    """Put other values in force for a block, in every thread: `override(debug=3)`."""
+    global _current
+    before = get()
+    _current = replace(before, **changes)  # type: ignore[arg-type]
+    try:
+        yield _current
+    finally:
+        _current = before
+
+
+def child_environment(**changes: str) -> dict[str, str]:
+    """A copy of this process's environment with `changes`, to start a helper process with."""
+    return {**os.environ, **changes}
+
+
+def _path(environment: Mapping[str, str], name: str) -> Path | None:
+    return Path(text).expanduser() if (text := environment.get(name, "")) else None
+
+
+def _integer(environment: Mapping[str, str], name: str, low: int, high: int) -> int | None:
+    text = environment.get(name, "").strip()
+    if not text:
+        return None
+    if not text.isdecimal() or not low <= int(text) <= high:
+        raise ValueError(f"{name} must be an integer from {low} to {high}, got {text!r}")
+    return int(text)
+
+
+def _compilers(environment: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
+    chosen = tuple(shlex.split(environment.get("FUSEC_CXX", "")))
+    if chosen:
+        return (chosen,)
+    usual = tuple(shlex.split(environment.get("CXX", "")))
+    return (usual, *_DEFAULT_COMPILERS) if usual else _DEFAULT_COMPILERS
+
+
+_current: Settings | None = None
