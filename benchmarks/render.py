@@ -17,6 +17,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from fusec.cli.bench import significant
+
 ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 BEHIND = "▽"
@@ -83,7 +85,7 @@ def _cells(case: Mapping[str, Any], present: Sequence[str]) -> list[str]:
         if row is None or time is None:
             cells.append("-" if row is None else "fails")
             continue
-        text = f"{_digits(time)} ms ({row['percent_of_copy']:.0f} %)"
+        text = f"{significant(time)} ms ({row['percent_of_copy']:.0f} %)"
         cells.append(f"**{text}**" if time == best else text)
     return [*cells, _against(times)]
 
@@ -150,10 +152,6 @@ def _shape(case: Mapping[str, Any]) -> str:
     """The shape of the first input: `x=16384x16384:float32` is 16384 x 16384."""
     shape = case["inputs"][0].partition("=")[2].partition(":")[0]
     return str(shape).replace("x", " x ")
-
-
-def _digits(value: float) -> str:
-    return f"{value:.{0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3}f}"
 
 
 def _line(cells: Sequence[str]) -> str:

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import fusec
-from fusec.cli.bench import case_json, cells, choose_device, write_report
+from fusec.cli.bench import case_json, cells, choose_device, significant, write_report
 from fusec.cli.contenders import make_case
 from fusec.cli.options import complete, parse_inputs
 from fusec.runtime.bench import compare
@@ -102,7 +102,7 @@ def measure(
         seconds=seconds,
         first_calls=first_calls,
     )
-    print(f"{case.name}: a copy reaches {report.copy_gigabytes_per_second:,.0f} GB/s")
+    print(f"{case.name}: a copy reaches {significant(report.copy_gigabytes_per_second)} GB/s")
     for row in report.measurements:
         print("  ", f"{row.name:<20}", *(f"{cell:>9}" for cell in cells(row)), row.problem or "")
     return {"name": case.name, **case_json(ready, report)}

@@ -1,7 +1,6 @@
 """Every environment variable that fusec reads, typed, in one place. May import the stdlib only.
 
-The environment is read once, at first use; `override` changes settings for a block of code, and
-`reload` reads the environment again. Nothing else in fusec looks at `os.environ`.
+Read once, at first use; `override` changes settings for a block, `reload` reads them again.
 """
 
 from __future__ import annotations
@@ -44,7 +43,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         no_cache=environment.get("FUSEC_NO_CACHE", "").strip().lower() not in _FALSE_WORDS,
         dump=_path(environment, "FUSEC_DUMP"),
         tool_environment=tuple(
-            sorted(item for item in environment.items() if item[0].startswith(_TOOL_PREFIXES))
+            sorted(pair for pair in environment.items() if pair[0].startswith(_TOOL_PREFIXES))
         ),
     )
 
@@ -83,8 +82,7 @@ def _path(environment: Mapping[str, str], name: str) -> Path | None:
 
 
 def _integer(environment: Mapping[str, str], name: str, low: int, high: int) -> int | None:
-    text = environment.get(name, "").strip()
-    if not text:
+    if not (text := environment.get(name, "").strip()):
         return None
     if not text.isdecimal() or not low <= int(text) <= high:
         raise ValueError(f"{name} must be an integer from {low} to {high}, got {text!r}")

@@ -173,9 +173,10 @@ def _print(case: Case, report: Report) -> None:
     if len(title) > _LONGEST_TITLE:
         title = f"{title[: _LONGEST_TITLE - 3]}..."
     machine = device_name(report.device)
+    copy = significant(report.copy_gigabytes_per_second)
     screen.print(Text(title, style="bold"))
     screen.print(Text("  ".join(str(option) for option in case.options)))
-    screen.print(Text(f"{machine}: a copy reaches {report.copy_gigabytes_per_second:,.0f} GB/s"))
+    screen.print(Text(f"{machine}: a copy reaches {copy} GB/s"))
     screen.print(table(report.measurements))
     for row in report.measurements:
         if row.problem is not None:
@@ -203,7 +204,7 @@ def cells(row: Measurement) -> tuple[str, ...]:
     milliseconds = None if row.timing is None else row.timing.milliseconds
     return (
         significant(milliseconds),
-        "-" if row.gigabytes_per_second is None else f"{row.gigabytes_per_second:,.0f}",
+        significant(row.gigabytes_per_second),
         "-" if row.percent_of_copy is None else f"{row.percent_of_copy:.0f}",
         "-" if row.host_microseconds is None else f"{row.host_microseconds:.1f}",
         "-" if row.kernels is None else str(row.kernels),
@@ -213,8 +214,8 @@ def cells(row: Measurement) -> tuple[str, ...]:
 
 
 def significant(value: float | None) -> str:
-    """Three significant digits without an exponent."""
+    """Three significant digits without an exponent; four decimals at most."""
     if value is None:
         return "-"
-    decimals = 0 if value >= 100 else 1 if value >= 10 else 2 if value >= 1 else 3
+    decimals = next((n for n, least in enumerate((100, 10, 1, 0.1)) if value >= least), 4)
     return f"{value:.{decimals}f}"

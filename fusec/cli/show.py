@@ -60,7 +60,10 @@ def show(
     source = options.read_formula(formula)
 
     from fusec import api
+    from fusec.runtime.build_triton import Target
 
+    if target is not None:
+        Target.parse(target)  # a stage that needs no target would not notice a wrong one
     with options.blamed_on(source):
         compiled = api.compile(source.text, backend=backend, numerics=numerics, keepdim=keepdim)
         chosen = options.complete(given, compiled.inputs) if given else []

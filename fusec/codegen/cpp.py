@@ -37,7 +37,7 @@ from fusec.codegen.kernel import (
 )
 from fusec.codegen.writer import Writer
 from fusec.ir.dtypes import I32, I64, DType
-from fusec.ir.ops import OPS, Call, Lowering, Op
+from fusec.ir.ops import OPS, Lowering, Op, Template
 
 _PARALLEL = "#pragma omp parallel for num_threads(threads) schedule(static)"
 _SIMD = "#pragma omp simd"
@@ -110,8 +110,7 @@ def print_cpp(kernel: Kernel) -> str:
 def parameters(kernel: Kernel) -> list[tuple[str, str]]:
     """Name and C type of each parameter, in the order of a call."""
     found = [
-        (p.name, ("" if p.written else "const ") + f"{p.storage.cpp}*")
-        for p in kernel.pointers
+        (p.name, ("" if p.written else "const ") + f"{p.storage.cpp}*") for p in kernel.pointers
     ]
     found += [(n.name, n.dtype.cpp) for n in kernel.numbers]
     found += [(s.name, "int64_t") for s in kernel.sizes]
@@ -218,8 +217,8 @@ class _Printer:
 
     def _finish(self, accumulator: Accumulator) -> None:
         form = accumulator.op.cpp.usual
-        assert isinstance(form, Call)
-        value = f"{form.name}({accumulator.lanes}, fusec::LANES)"
+        assert isinstance(form, Template)
+        value = form.text.format(accumulator.lanes)
         self._define(accumulator.name, accumulator.dtype, self._narrow(value, accumulator))
 
     def _narrow(self, value: str, accumulator: Accumulator) -> str:
@@ -293,14 +292,15 @@ class _Printer:
                 self.writer.line(f"const {dtype.cpp} {name} = {self._remembered(name, dtype)};")
 
     def _remembered(self, name: str, dtype: DType) -> str:
+        """What a lane knows of its row; a running value may be wider than the result, or still lack its division."""
         text = f"{name}_lanes[lane]"
-        wide = any(
-            a.name == name and a.accumulate is not dtype
-            for s in self.kernel.body
-            if isinstance(s, Sweep)
-            for a in s.accumulators
-        )
-        return f"static_cast<{dtype.cpp}>({text})" if wide else text
+        sweeps = [s for s in self.kernel.body if isinstance(s, Sweep)]
+        made = next((a for s in sweeps for a in s.accumulators if a.name == name), None)
+        if made is None:
+            return text
+        if made.op.name == "mean":
+            text = f"{text} / static_cast<{made.accumulate.cpp}>(cols)"
+        return self._narrow(text, made)
 
     # -- pieces -------------------------------------------------------------------------------------------------
 

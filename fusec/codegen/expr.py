@@ -14,7 +14,7 @@ from abc import ABC, abstractmethod
 from fusec.codegen.kernel import Apply, Convert, Expr, Literal, Masked, Ref
 from fusec.errors import UnsupportedError
 from fusec.ir.dtypes import DType
-from fusec.ir.ops import Call, Form, Infix, Lowering, Op, Prefix, Template, Unsupported
+from fusec.ir.ops import Call, Form, Infix, Lowering, Op, Prefix, Suffix, Template, Unsupported
 
 ATOM = 20
 PREFIX = 13
@@ -73,6 +73,11 @@ class Dialect(ABC):
             return f"{left} {form.symbol} {right}", form.precedence
         if isinstance(form, Prefix):
             return f"{form.symbol}{self.operand(args[0], form.precedence + 1)}", form.precedence
+        if isinstance(form, Suffix):
+            return (
+                f"{self.operand(args[0], form.precedence, strict=True)} {form.text}",
+                form.precedence,
+            )
         if isinstance(form, Call):
             return f"{form.name}({', '.join(self.text(a) for a in args)})", ATOM
         if isinstance(form, Template):

@@ -236,7 +236,9 @@ class _Sweeps:
         kind = I32 if node.dtype.is_bool else node.dtype.compute
         running = (
             F64
-            if values.job.target.wide_sums and kind is F32 and node.op.name in ("sum", "prod")
+            if values.job.target.wide_sums
+            and kind is F32
+            and node.op.name in ("sum", "prod", "mean")
             else kind
         )
         if argument.dtype is not running:

@@ -50,7 +50,8 @@ def _rows(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -
         return Config(1, LOOP_BLOCK, warps=8, resident=False, wide_index=wide)
     even = block == arrangement.cols and block >= 1024
     warps = min(16, max(4, block // 512))
-    return Config(max(1, ELEMENTS_PER_PROGRAM // block), block, warps, even=even, wide_index=wide)
+    together = max(1, ELEMENTS_PER_PROGRAM // block) if arrangement.layout.rows else 1
+    return Config(together, block, warps, even=even, wide_index=wide)
 
 
 def _is_tile(operand: int, arrangement: Arrangement) -> bool:

@@ -44,6 +44,21 @@ def _divide(a, b):
         return a / b
 """
 
+_MEAN = """
+@triton.jit
+def _mean(x, count, axis: tl.constexpr, keep_dims: tl.constexpr = False):
+    # Where the plain sum overflows, the elements are divided before they are added.
+    count = count.to(x.dtype)
+    total = tl.sum(x, axis=axis, keep_dims=keep_dims)
+    mean = _divide(total, count)
+    if keep_dims:
+        scaled = tl.sum(x / count, axis=axis, keep_dims=True)
+        mean = tl.where(tl.abs(total) == float("inf"), scaled, mean)
+    elif tl.abs(total) == float("inf"):
+        mean = tl.sum(x / count, axis=axis)
+    return mean
+"""
+
 _FLOOR_DIVIDE = """
 @triton.jit
 def _floor_divide(a, b):
@@ -117,6 +132,7 @@ HELPERS: dict[str, str] = {
     "_multiply": _MULTIPLY,
     "_tanh": _TANH,
     "_divide": _DIVIDE,
+    "_mean": _MEAN,
     "_floor_divide": _FLOOR_DIVIDE,
     "_remainder": _REMAINDER,
     "_floor_divide_int": _FLOOR_DIVIDE_INT,

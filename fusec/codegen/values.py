@@ -256,8 +256,8 @@ class Values:
                 return self._gather(node, out)
             case "cast":
                 return self._cast(node)
-            case "input":
-                return None
+            case "input":  # a number that meets only numbers; beside a tensor a cast gives it the tensor's type
+                return self._number(node, node.dtype)
         if node.op.kind is Kind.REDUCTION:
             return None
         args = tuple(self.at_hand[a] for a in node.args)

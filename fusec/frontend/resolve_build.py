@@ -66,7 +66,7 @@ class Builder:
     def apply(self, name: str, *operands: Value) -> Value:
         """The value of an elementwise op; raises DTypeError, ShapeError or UnsupportedError."""
         op = OPS[name]
-        if _is_plain(op, operands):
+        if _is_plain(operands, op):
             return self._finish(op, [v.node for v in operands], operands[0].node.dtype, operands)
         numbers = [self.number_or_tensor(v) for v in operands]
         if all(isinstance(v, Literal) for v in numbers):
@@ -283,8 +283,8 @@ class Builder:
         return f"{self.place.label(position, 'it')} is {dtype.name}"
 
 
-def _is_plain(op: Op, operands: tuple[Value, ...]) -> TypeGuard[tuple[Tensor, ...]]:
-    """Whether nothing needs to be converted: tensors of one float type (the usual case, so it is quick)."""
+def _is_plain(operands: tuple[Value, ...], op: Op) -> TypeGuard[tuple[Tensor, ...]]:
+    """Whether nothing needs to be converted: tensors of one float type, the usual case."""
     first = operands[0]
     if op.rule not in _FLOAT_IN_FLOAT_OUT or not isinstance(first, Tensor) or first.priority == 2:
         return False

@@ -82,11 +82,11 @@ _SPECIAL_ROWS = (
     ("index", "x, axis", "the position along an axis of x"),
     ("size", "axis=-1", "the length of an axis of all inputs together"),
     ("size", "x, axis", "the length of an axis of x"),
-    ("norm", "x, *, axis=-1, p=2, keepdim=0", "vector norm; p is 1, 2 or inf"),
+    ("norm", "x, *, axis=-1, p=2, keepdim=false", "vector norm; p is 1, 2 or inf"),
     ("cast_like", "value, like", "value in the type of like"),
 )
 _OPERANDS = {1: "x", 2: "a, b"}
-_KEEPDIM = Parameter("keepdim", 0, keyword_only=True)
+_KEEPDIM = Parameter("keepdim", False, keyword_only=True)
 
 
 @cache
@@ -113,7 +113,7 @@ def builtins() -> dict[str, tuple[Function, ...]]:
 def _derived_parameters(row: Derived) -> tuple[Parameter, ...]:
     parameters = row.parameters
     if row.name in ("var", "std"):
-        parameters = (*parameters, Parameter("unbiased", 1, keyword_only=True))
+        parameters = (*parameters, Parameter("unbiased", True, keyword_only=True))
     return (*parameters, _KEEPDIM) if row.reduction else parameters
 
 
@@ -123,7 +123,7 @@ def describe(name: str, parameters: Iterable[Parameter]) -> str:
     for parameter in parameters:
         if parameter.keyword_only and "*" not in parts:
             parts.append("*")
-        default = "" if parameter.default is None else f"={parameter.default}"
+        default = "" if parameter.default is None else f"={parameter.default}".lower()
         parts.append(parameter.name + default)
     return f"{name}({', '.join(parts)})"
 

@@ -33,7 +33,7 @@ class Gatherer:
             )
         t, shift = self._index_node(value, index)
         result = self.place.note(self._push_down(value.node, t))
-        kept = (value.kept & ~1) | (index.kept << shift if isinstance(index, Tensor) else 0)
+        kept = (value.kept | (index.kept << shift if isinstance(index, Tensor) else 0)) & ~1
         return Tensor(result, value.priority, kept, (value.reduced | 1) & ~kept)
 
     def _index_node(self, value: Tensor, index: Literal | Tensor) -> tuple[Node, int]:

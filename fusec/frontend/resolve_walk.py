@@ -44,7 +44,7 @@ from fusec.source import Source
 
 # A formula of a few lines can name a function that calls a function that calls a function, twice
 # each.
-MOST_STEPS = 2_000_000
+MOST_STEPS = 1_000_000
 
 _BINARY = {
     "+": "add", "-": "sub", "*": "mul", "/": "div", "//": "floor_divide", "%": "remainder",
@@ -193,6 +193,7 @@ class Walker:
         for offset, operator in enumerate(node.operators):
             self.place.offset = offset
             pair = self.builder.apply(_BINARY[operator], operands[offset], operands[offset + 1])
+            self.place.offset = count  # the operands of the "and" are no operands of the syntax
             result = pair if result is None else self.builder.apply("bit_and", result, pair)
         assert result is not None
         self._values.append(result)

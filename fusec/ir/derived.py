@@ -64,6 +64,8 @@ def _parameters(signature: str) -> Iterator[Parameter]:
 
 
 def _number(text: str) -> int | float:
+    if text in ("true", "false"):
+        return text == "true"
     return int(text) if text.lstrip("-").isdigit() else float(text)
 
 

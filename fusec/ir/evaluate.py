@@ -207,7 +207,10 @@ class _Run:
             if identity is None:
                 raise InternalError(f"the reduction {name} has no identity")
             return self.torch.full(
-                shape, identity(node.dtype), dtype=value.dtype, device=value.device
+                shape,
+                identity(node.dtype) if node.op.empty is None else node.op.empty,
+                dtype=value.dtype,
+                device=value.device,
             )
         if name == "sum":
             return self.torch.sum(value, dim=axes, keepdim=True)

@@ -56,6 +56,14 @@ class Prefix:
 
 
 @dataclass(frozen=True, slots=True)
+class Suffix:
+    """``a text``: an operation that is printed behind its operand."""
+
+    text: str
+    precedence: int
+
+
+@dataclass(frozen=True, slots=True)
 class Call:
     """``name(a, b)``."""
 
@@ -76,7 +84,7 @@ class Unsupported:
     reason: str
 
 
-Form: TypeAlias = "Infix | Prefix | Call | Template | Unsupported"
+Form: TypeAlias = "Infix | Prefix | Suffix | Call | Template | Unsupported"
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,6 +130,7 @@ class Op:
     symbol: str | None = None  # how the language and the printed graph spell it, if not as a call
     identity: Callable[[DType], int | float] | None = None  # reductions: what a masked lane holds
     combine: str | None = None  # reductions: the op that joins two partial results
+    empty: float | None = None  # reductions: the value of an axis of length 0, if not the identity
 
     def __repr__(self) -> str:
         return f"Op({self.name})"
@@ -206,11 +215,13 @@ def _reduction(
     torch: str,
     triton: str,
     identity: Callable[[DType], int | float],
+    cpp: str = "fusec::finish_{name}({{0}}, fusec::LANES)",
+    empty: float | None = None,
 ) -> Op:
-    """``triton`` and the C++ function combine the lanes of a block; ``combine`` joins two values."""
+    """``triton`` and ``cpp`` combine the lanes of a block; ``combine`` joins two values."""
+    lowerings = Lowering(Template(triton)), Lowering(Template(cpp.format(name=name)))
     return Op(
-        name, doc, 1, Kind.REDUCTION, rule, torch, Lowering(Template(triton)), Lowering(Call(f"fusec::finish_{name}")),
-        identity=identity, combine=combine,
+        name, doc, 1, Kind.REDUCTION, rule, torch, *lowerings, identity=identity, combine=combine, empty=empty
     )  # fmt: skip
 
 
@@ -257,7 +268,9 @@ _ROWS: tuple[Op, ...] = (
         "pow", "a to the power b", symbol="^", costly=True, sympy="Pow", domain=(0.1, 4.0),
         triton=Lowering(Call("libdevice.pow"), integer=Call("_pow_int")),
     ),
-    _unary("neg", "minus the value", rule=Rule.PROMOTE, triton=Prefix("-"), cpp=Prefix("-"), costly=False, symbol="-"),
+    # Triton before 3.7 compiles -x as 0 - x, which loses the sign of zero.
+    _unary("neg", "minus the value", rule=Rule.PROMOTE, costly=False, symbol="-",
+           triton=Lowering(Suffix("* -1.0", 12), integer=Prefix("-")), cpp=Prefix("-")),
     _unary("abs", "absolute value", rule=Rule.PROMOTE, triton=Call("tl.abs"), sympy="Abs", costly=False),
     # Comparisons and logic.
     _infix("lt", "<", "a below b", _LOW, Rule.BOOL),
@@ -321,6 +334,9 @@ _ROWS: tuple[Op, ...] = (
     # Reductions. The axis of length 1 stays.
     _reduction("sum", "sum along axes", Rule.ACCUMULATE, "add", torch="sum",
                triton="tl.sum({0}, axis={axis})", identity=lambda d: 0),
+    _reduction("mean", "sum over the number of elements; finite where the plain sum overflows", Rule.SAME, "add",
+               torch="mean", triton="_mean({0}, cols, axis={axis})", identity=lambda d: 0, empty=float("nan"),
+               cpp="fusec::finish_mean({{0}}, fusec::LANES, cols)"),
     _reduction("prod", "product along axes", Rule.ACCUMULATE, "mul", torch="prod",
                triton="tl.reduce({0}, axis={axis}, combine_fn=_multiply)", identity=lambda d: 1),
     _reduction("max", "largest value along axes; NaN wins", Rule.SAME, "maximum", torch="amax",

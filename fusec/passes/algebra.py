@@ -2,7 +2,7 @@
 
 Everything is over the real numbers: rounding is not represented, a promotion is invisible, and a
 reduction is an applied function (``sum(x, -1)``) that sympy knows nothing about. Sympy is imported
-at the first use. May import ``fusec.errors`` and ``fusec.ir``.
+at the first use. May import ``fusec.errors``, ``fusec.ir`` and ``passes/latex.py``.
 """
 
 from __future__ import annotations
@@ -18,6 +18,9 @@ from fusec.ir.graph import Graph
 from fusec.ir.node import Node
 from fusec.ir.ops import OPS, Kind
 from fusec.ir.text import number_text
+from fusec.passes.latex import latex
+
+__all__ = ["formula_from_sympy", "latex", "to_sympy"]
 
 Expression: TypeAlias = Any  # sympy has no types
 _PLAIN_DENOMINATOR = 64  # dyadic fractions up to here are kept as fractions

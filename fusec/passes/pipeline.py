@@ -19,6 +19,7 @@ from fusec import settings
 from fusec.ir.graph import Graph
 from fusec.ir.text import print_graph
 from fusec.ir.verify import verify as verify_graph
+from fusec.passes.idioms import idioms
 from fusec.passes.simplify import Numerics, simplify
 
 Observer: TypeAlias = Callable[[str, Graph, float], None]
@@ -36,6 +37,7 @@ class Pass:
 
 PASSES: tuple[Pass, ...] = (
     Pass("simplify", "fold constants and apply the rules the numerics mode allows", simplify),
+    Pass("idioms", "recognise means", idioms),
 )
 
 

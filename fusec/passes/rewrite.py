@@ -305,6 +305,7 @@ class _Driver:
                 self.finish(node, target)
                 stack.pop()
             else:
+                self.spend(node)
                 stack.append(target)
         return self.settled[root]
 
@@ -323,8 +324,6 @@ class _Driver:
         result = node if args == node.args else remake(node, args)
         if result is node:
             result = self.step(node)
-        if result is not node:
-            self.spend(node)
         self.forward[node] = result
         return result
 

@@ -74,6 +74,10 @@ def unsigned(m: Match) -> bool:
     return m.root.dtype.is_integer and not m.root.dtype.signed
 
 
+def signed(m: Match) -> bool:
+    return m.root.dtype.signed
+
+
 def power_of_two(m: Match) -> bool:
     """The divisor is a power of two whose reciprocal is a normal number of the compute type."""
     value = float(m.value("c"))
@@ -164,7 +168,7 @@ EXACT: tuple[Rule, ...] = (
     Rule("div-neg-neg", -a / -b, a / b, "exact"),
     Rule("neg-sub-integer", -(a - b), b - a, "exact", no_floats),
     Rule("abs-abs", absolute(absolute(x)), absolute(x), "exact"),
-    Rule("abs-neg", absolute(-x), absolute(x), "exact"),
+    Rule("abs-neg", absolute(-x), absolute(x), "exact", signed, "-x of u8 is 256 - x"),
     Rule("abs-unsigned", absolute(x), x, "exact", unsigned),
     # Division by a power of two: both forms round the same real number.
     Rule("div-power-of-two", x / c, x * (1 / c), "exact", power_of_two),

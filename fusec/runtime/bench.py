@@ -15,6 +15,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from fusec.errors import FusecError
 from fusec.runtime.timing import Timing, count_kernels, first_call, host_microseconds, time_in_turns
 
 if TYPE_CHECKING:
@@ -28,8 +29,8 @@ class Contender:
     """One way to compute the formula.
 
     ``call`` computes it once on the measured inputs; ``host_call`` on inputs so small that a CPU
-    spends its time on the way there; on a GPU ``call`` itself tells the host time. ``script`` holds
-    two pieces of Python for a fresh process: what comes before the clock starts, and the first call.
+    spends its time on the way there; on a GPU ``call`` itself tells the host time. ``script`` is
+    Python for a fresh process: what comes before the clock starts, and the first call.
     """
 
     name: str
@@ -89,7 +90,7 @@ def compare(
     """Measure every contender. ``seconds`` bounds the timed calls; compilers take what they take.
 
     ``reference`` computes the formula in float64. A contender that fails keeps its row, with the
-    problem in words; the others go on.
+    problem in words, and the others go on; a FusecError is for the user and ends the comparison.
     """
     import torch
 
@@ -113,9 +114,11 @@ def compare(
     )
     for number, contender in enumerate(alive):
         progress(f"{contender.name}: host time", 0.7 + 0.1 * number / len(alive))
-        rows[contender.name] = _finish(
-            contender, rows[contender.name], timings, moved, torch.device(device)
-        )
+        row = _with_times(contender, rows[contender.name], timings, moved, torch.device(device))
+        rows[contender.name] = row
+    for contender in alive:  # last: a profiler that has run once slows the launches after it
+        row = rows[contender.name]
+        rows[contender.name] = replace(row, kernels=count_kernels(contender.call, device))
     if first_calls:
         for number, contender in enumerate(alive):
             progress(f"{contender.name}: fresh process", 0.8 + 0.2 * number / len(alive))
@@ -149,7 +152,9 @@ def largest_error(outputs: object, expected: object) -> float:
         actual, wanted = output.to(torch.float64), reference.to(torch.float64)
         same = (actual == wanted) | (actual.isnan() & wanted.isnan())
         difference = (actual - wanted).abs_().masked_fill_(same, 0.0)
-        worst = max(worst, float(torch.nan_to_num_(difference, nan=math.inf, posinf=math.inf).max()))
+        worst = max(
+            worst, float(torch.nan_to_num_(difference, nan=math.inf, posinf=math.inf).max())
+        )
     return worst
 
 
@@ -162,6 +167,8 @@ def _first_look(contender: Contender, expected: object) -> tuple[Measurement, ob
         outputs = contender.call()
         if expected is not None:
             row = replace(row, largest_error=largest_error(outputs, expected))
+    except FusecError:
+        raise  # ours is a diagnostic for the user
     except torch.OutOfMemoryError:
         return replace(row, problem="out of memory"), None
     except Exception as error:  # another compiler's failure of any kind is a result, not our end
@@ -169,7 +176,7 @@ def _first_look(contender: Contender, expected: object) -> tuple[Measurement, ob
     return row, outputs
 
 
-def _finish(
+def _with_times(
     contender: Contender,
     row: Measurement,
     timings: Mapping[str, Timing],
@@ -183,7 +190,6 @@ def _finish(
         timing=timing,
         gigabytes_per_second=moved / timing.milliseconds / 1e6,
         percent_of_copy=100 * timings[COPY].milliseconds / timing.milliseconds,
-        kernels=count_kernels(contender.call, device),
         host_microseconds=None if host_call is None else host_microseconds(host_call, device),
     )
 

@@ -33,6 +33,7 @@ _NATIVE = "-march=native"
 _OPENMP = "-fopenmp"
 _FLAGS = (
     "-O3",
+    "-fwrapv",
     _NATIVE,
     _OPENMP,
     # One rounding per operation, as PyTorch does it; the printers write fused operations out.
@@ -97,6 +98,14 @@ def build_cpp(source: str, include: Path, *, flags: Sequence[str] = ()) -> ctype
             library = _load_or_build(store, key, source, include, compiler, arguments)
             _loaded[key] = library
     return library
+
+
+def may_use_threads() -> bool:
+    """False in a forked child: GNU OpenMP waits there for threads that only the parent has.
+
+    A parallel region of one thread is safe.
+    """
+    return not _forked
 
 
 @functools.cache
@@ -279,11 +288,13 @@ def _text(path: Path | None) -> str | None:
 
 
 def _after_fork() -> None:
-    global _lock
+    global _lock, _forked
     _lock = threading.Lock()
+    _forked = True
 
 
 _lock = threading.Lock()
+_forked = False
 _loaded: dict[str, ctypes.CDLL] = {}
 _refused_flags: dict[Compiler, frozenset[str]] = {}
 if hasattr(os, "register_at_fork"):

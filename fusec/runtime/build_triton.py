@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import importlib.metadata
 import importlib.util
 import json
 import re
@@ -101,9 +100,11 @@ class TritonBinary:
 @functools.cache
 def triton_version() -> str:
     """The version of the installed Triton, read without importing it."""
+    from importlib import metadata  # twenty milliseconds, for those who compile only
+
     for name in _DISTRIBUTIONS:
-        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
-            return importlib.metadata.version(name)
+        with contextlib.suppress(metadata.PackageNotFoundError):
+            return metadata.version(name)
     raise UnsupportedError(
         "Triton is not installed", hint="GPU kernels need it: pip install 'triton>=3.4'"
     )

@@ -257,7 +257,9 @@ def threads() -> int:
     """How many threads a CPU kernel may use: FUSEC_NUM_THREADS, else as many as PyTorch uses."""
     import torch
 
-    return settings.get().num_threads or torch.get_num_threads()
+    from fusec.runtime.build_cpp import may_use_threads
+
+    return (settings.get().num_threads or torch.get_num_threads()) if may_use_threads() else 1
 
 
 def _conversion(dtype: DType) -> Callable[[Any], Any]:

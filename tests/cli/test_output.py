@@ -68,7 +68,7 @@ def test_a_pipe_gets_bytes(capsys: pytest.CaptureFixture[str]) -> None:
 def test_the_table_fits_80_columns(terminal: Terminal) -> None:
     rows = [
         Measurement(
-            "eager", Timing(1234.5, 1.0, 2.0, 5), 4321.0, 100.0, 12345.6, 123, 0.5, 0.1, 1e-7
+            "eager", Timing(1234.6, 1.0, 2.0, 5), 4321.0, 100.0, 12345.6, 123, 0.5, 0.1, 1e-7
         ),
         Measurement("torch cross_entropy", Timing(12.345, 1.0, 2.0, 5), 12.0, 4.0, 7.4, 1, 12.3),
         Measurement("torch.compile", problem="no compiler"),
@@ -80,12 +80,19 @@ def test_the_table_fits_80_columns(terminal: Terminal) -> None:
     assert max(map(len, lines)) <= 80
     text = "\n".join(lines)
     assert "…" not in text
-    assert all(part in text for part in ("1235", "12345.6", "cross_entropy", "0.012", "1.0e-07"))
+    assert all(part in text for part in ("1235", "12345.6", "cross_entropy", "0.0123", "1.0e-07"))
 
 
 @pytest.mark.parametrize(
     ("value", "expected"),
-    [(None, "-"), (1234.56, "1235"), (12.345, "12.3"), (1.234, "1.23"), (0.01234, "0.012")],
+    [
+        (None, "-"),
+        (1234.56, "1235"),
+        (12.345, "12.3"),
+        (1.234, "1.23"),
+        (0.123, "0.123"),
+        (0.01234, "0.0123"),
+    ],
 )
 def test_three_digits(value: float | None, expected: str) -> None:
     assert bench.significant(value) == expected

@@ -26,21 +26,34 @@ HAS_COMPILER = shutil.which("g++") is not None
 Array = np.ndarray[Any, np.dtype[Any]]
 
 
-def run_compiler(*arguments: str | Path) -> str:
-    """Run g++ and give what it reports; a failing build shows its own output."""
+@functools.cache
+def compile_driver(*arguments: str | Path) -> tuple[int, str]:
+    """Exit code and report of g++; cached, so that a header that fails to build fails once."""
     command = ["g++", *FLAGS, f"-I{INCLUDE}", *map(str, arguments)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr[-4000:]
-    return done.stdout + done.stderr
+    return done.returncode, done.stdout + done.stderr
+
+
+def run_compiler(*arguments: str | Path) -> str:
+    """Run g++ and give what it reports; a failing build shows its own output."""
+    code, report = compile_driver(*arguments)
+    assert code == 0, report[-4000:]
+    return report
+
+
+@functools.cache
+def build_folder() -> Path:
+    """A temporary directory that goes away with the process."""
+    folder = Path(tempfile.mkdtemp(prefix="fusec-header-"))
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
 
 
 @functools.cache
 def library(march: str = "native") -> ctypes.CDLL:
     """The driver built once for an instruction set, e4m3 overflow as the installed torch has it."""
-    folder = Path(tempfile.mkdtemp(prefix="fusec-header-"))
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
     overflow = int(torch.tensor([1e30]).to(torch.float8_e4m3fn).view(torch.uint8).item())
-    target = folder / "driver.so"
+    target = build_folder() / f"driver_{march}.so"
     options = [f"-march={march}", f"-DFUSEC_E4M3_OVERFLOW={overflow}", "-shared", "-fPIC"]
     run_compiler(*options, DRIVER, "-o", target)
     return ctypes.CDLL(str(target))

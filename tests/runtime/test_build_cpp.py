@@ -219,6 +219,30 @@ def test_threads_share_one_build(include: Path) -> None:
     assert len(set(map(id, libraries))) == 1
 
 
+def test_a_forked_child_runs_one_thread(include: Path, tmp_path: Path) -> None:
+    source = SOURCE.replace("long n) {", "long n, int threads) {", 1)
+    source = source.replace("for simd", "for simd num_threads(threads)")
+    code = f"""
+        import ctypes, os, pathlib
+        from fusec import settings
+        from fusec.runtime.build_cpp import build_cpp, may_use_threads
+        with settings.override(cache_dir=pathlib.Path({str(tmp_path / "cache")!r})):
+            library = build_cpp({source!r}, pathlib.Path({str(include)!r}))
+        x, y = (ctypes.c_float * 4096)(), (ctypes.c_float * 4096)()
+        def run():
+            library.run(x, y, ctypes.c_long(4096), 2 if may_use_threads() else 1)
+        run()
+        child = os.fork()
+        if child == 0:
+            run()
+            os._exit(1 if may_use_threads() else 0)
+        print(os.waitpid(child, 0)[1], may_use_threads())
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    finished = subprocess.run(command, check=False, capture_output=True, text=True, timeout=30)
+    assert (finished.stdout, finished.stderr) == ("0 True\n", "")
+
+
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc/self/maps")
 @pytest.mark.parametrize("order", ["torch first", "kernel first"])
 def test_one_openmp_runtime_serves_torch_and_kernels(

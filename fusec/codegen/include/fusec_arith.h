@@ -91,11 +91,11 @@ FUSEC_UNSIGNED(uint64_t)
 // NaN from either side wins. For integers the second test is never true and costs nothing. Two
 // type parameters, because C++ widens int8 + int8 to int and leaves a lone int8 as it is.
 template <class A, class B>
-FUSEC_INLINE auto maximum(A a, B b) -> decltype(true ? a : b) {
+FUSEC_INLINE auto maximum(A a, B b) -> decltype(true ? A() : B()) {
   return (a > b) | (a != a) ? a : b;
 }
 template <class A, class B>
-FUSEC_INLINE auto minimum(A a, B b) -> decltype(true ? a : b) {
+FUSEC_INLINE auto minimum(A a, B b) -> decltype(true ? A() : B()) {
   return (a < b) | (a != a) ? a : b;
 }
 

@@ -2,6 +2,7 @@
 #ifndef FUSEC_ROWS_H
 #define FUSEC_ROWS_H
 
+#include "fusec_arith.h"
 #include "fusec_base.h"
 
 namespace fusec {
@@ -21,6 +22,12 @@ FUSEC_INLINE void sweep(int64_t cols, const Body& body) {
   int64_t start = 0;
   for (; start + LANES <= cols; start += LANES) body(start, LANES);
   if (start < cols) body(start, cols - start);
+}
+
+// The sum of the lanes over the number of elements, divided before it is narrowed.
+template <class T>
+FUSEC_INLINE T finish_mean(const T* lanes, int64_t width, int64_t count) {
+  return finish_sum(lanes, (int)width) / (T)count;
 }
 
 // A buffer as long as a row, one for each thread.
