@@ -7,14 +7,15 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from fusec.errors import FusecError, UnknownNameError, UnsupportedError, did_you_mean
-from fusec.frontend.parser import parse
+from fusec.frontend.parser import keep_tables, parse
 from fusec.frontend.resolve_names import check, first_use, output_names
 from fusec.runtime.arguments import Call, run
+from fusec.runtime.cache import default_store, digest
 from fusec.runtime.launch import Prepared, prepare
 from fusec.runtime.specialize import (
     COUNTERS,
@@ -31,6 +32,20 @@ from fusec.source import Source
 BACKENDS = ("auto", "triton", "cpp", "cuda", "torch")
 NUMERICS = ("torch", "precise", "fast")
 MEMO_LIMIT = 1024  # exact shapes remembered by one function
+
+
+class _ParserTables:
+    """The parser's tables, in the cache on disk."""
+
+    def load(self, parts: Mapping[str, str]) -> bytes | None:
+        entry = default_store().get(digest(parts))
+        return entry.files["tables"] if entry is not None else None
+
+    def save(self, parts: Mapping[str, str], tables: bytes) -> None:
+        default_store().put(digest(parts), {"tables": tables})
+
+
+keep_tables(_ParserTables())
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,8 @@ def make_inputs(program: Program, device: str = "cpu") -> dict[str, Any]:
         else:
             drawn = torch.randint(-9 if kind.signed else 0, 10, shape or (), generator=generator)
         if shape is None:
-            made[name] = drawn.to(torch.float32).item() if kind.is_float else drawn.item()
+            number = drawn.to(torch.float32).item() if kind.is_float else drawn.item()
+            made[name] = bool(number) if kind.is_bool else number
         else:
             made[name] = drawn.to(getattr(torch, kind.torch)).to(device)
     return made
@@ -320,9 +321,10 @@ class _Builder:
         if not self.values("bool"):
             return None
         condition, a, b = (self.choose(self.values(k)) for k in ("bool", "float", "float"))
-        return Value(f"where({condition.text}, {a.text}, {b.text})", "float", _broadcast(condition, a, b),
-                     min(a.low, b.low), max(a.high, b.high), max(a.error, b.error),
-                     max(a.epsilon, b.epsilon))  # fmt: skip
+        text = f"where({condition.text}, {a.text}, {b.text})"
+        low, high = min(a.low, b.low), max(a.high, b.high)
+        error, epsilon = max(a.error, b.error), max(a.epsilon, b.epsilon)
+        return Value(text, "float", _broadcast(condition, a, b), low, high, error, epsilon)
 
     def integer(self) -> Value | None:
         if not self.values("int"):

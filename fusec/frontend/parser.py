@@ -9,13 +9,16 @@ afterwards, by checks.py; what a failed parse means is told by mistakes.py. May 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import io
+import pickle
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
-from typing import Any, TypeAlias
+from typing import Any, Protocol, TypeAlias
 
 from lark import Lark, Token, UnexpectedToken
+from lark import __version__ as lark_version
 from lark.lexer import Lexer
 from lark.parsers.lalr_analysis import Shift
 
@@ -45,18 +48,57 @@ def parse(source: Source) -> Program:
     return checks.program(source, lines)
 
 
+class TableStore(Protocol):
+    """Where the automaton's tables are kept between processes: making them takes longer than parsing."""
+
+    def load(self, parts: Mapping[str, str]) -> bytes | None:
+        """What ``save`` stored under these parts, or None."""
+
+    def save(self, parts: Mapping[str, str], tables: bytes) -> None:
+        """Keep ``tables``; failing to is no error."""
+
+
+def keep_tables(store: TableStore) -> None:
+    """Let the parser take its tables from ``store``, and put them there; for the layers that own a cache."""
+    global _tables
+    _tables = store
+
+
+_tables: TableStore | None = None
+
+
 @cache
 def _machinery() -> tuple[Lark, Scanner]:
     grammar = files("fusec.frontend").joinpath("grammar.lark").read_text(encoding="utf-8")
-    lark = Lark(
-        grammar,
-        parser="lalr",
-        lexer=_NoLexer,
-        transformer=_Builder(),
-        keep_all_tokens=True,
-        maybe_placeholders=False,
-    )
+    parts = {"what": "grammar tables", "grammar": grammar, "lark": lark_version}
+    lark = _saved(parts)
+    if lark is None:
+        lark = Lark(
+            grammar,
+            parser="lalr",
+            lexer=_NoLexer,
+            transformer=_Builder(),
+            keep_all_tokens=True,
+            maybe_placeholders=False,
+        )
+        if _tables is not None:
+            tables = io.BytesIO()
+            lark.save(tables, exclude_options=("transformer",))
+            _tables.save(parts, tables.getvalue())
     return lark, Scanner(lark.terminals)
+
+
+def _saved(parts: Mapping[str, str]) -> Lark | None:
+    """The automaton from its stored tables; None where there are none or another Lark wrote them."""
+    tables = None if _tables is None else _tables.load(parts)
+    if tables is None:
+        return None
+    lark = Lark.__new__(Lark)
+    try:
+        lark._load(io.BytesIO(tables), transformer=_Builder())
+    except (pickle.UnpicklingError, EOFError, AttributeError, KeyError, TypeError, ImportError):
+        return None
+    return lark
 
 
 class _NoLexer(Lexer):

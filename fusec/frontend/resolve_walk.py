@@ -302,9 +302,10 @@ class Walker:
         if not isinstance(like, Tensor):
             return value
         like = self.builder.arithmetic(like)
-        if isinstance(value, Literal):
-            return Tensor(self.builder.convert(value, like.node.dtype), like.priority)
-        return self.builder.cast(value, like.node.dtype)
+        dtype = like.node.dtype
+        if isinstance(value, Literal) and (dtype.is_float or not isinstance(value.value, float)):
+            return Tensor(self.builder.convert(value, dtype), like.priority)
+        return self.builder.cast(value, dtype)
 
     def _expand_user(
         self, node: syntax.Call, function: UserFunction, arguments: dict[str, Value], frame: Frame

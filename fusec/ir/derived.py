@@ -1,8 +1,9 @@
-"""Named composites (gelu, softmax, layer norm ...), written once, in the language itself, over primitives.
+"""Named composites (gelu, softmax, layer norm ...), written once, in the language itself.
 
-A row holds the parameters, a doc line, the body and the PyTorch function it agrees with. Here the bodies are text:
-``frontend/resolve`` parses one when a formula first uses it and expands it in place, so every backend gets every row.
-A name may have several rows, which differ in their parameters; the first that fits a call is meant.
+A row holds the parameters, a doc line, the body and the PyTorch function it agrees with. Here the
+bodies are text: ``frontend/resolve`` parses one when a formula first uses it and expands it in
+place, so every backend gets every row. A name may have several rows, which differ in their
+parameters; the first that fits a call is meant.
 
 May import the standard library only.
 """
@@ -28,9 +29,9 @@ class Parameter:
 class Derived:
     """One composite. ``parameters`` is as in Python: ``"x, w, *, axis=-1"``; defaults are numbers.
 
-    ``torch`` is the reference: a name in ``torch``, ``torch.nn.functional`` (``F.``) or ``torch.special``, or None.
-    ``reduction``: the axis is reduced away and ``keepdim=`` is understood. ``floats_only``: refuses integers, as
-    PyTorch does. ``nonempty``: an axis of length 0 is an error.
+    ``torch`` names the reference, in ``torch`` or, as ``F.name``, in ``torch.nn.functional``.
+    ``reduction``: the axis is reduced away and ``keepdim=`` is understood. ``floats_only``: refuses
+    integers, as PyTorch does. ``nonempty``: an axis of length 0 is an error.
     """
 
     name: str
@@ -99,8 +100,10 @@ _ROWS: tuple[Derived, ...] = (
             "where(x * beta > threshold, x, log1p(exp(x * beta)) / beta)", "F.softplus"),
     Derived("mish", "x", "x tanh(softplus(x))", "x * tanh(softplus(x))", "F.mish"),
     Derived("hardtanh", "x, lo=-1, hi=1", "x within lo and hi", "clamp(x, lo, hi)", "F.hardtanh"),
-    Derived("hardsigmoid", "x", "sigmoid in straight lines", "clamp(x + 3, 0, 6) / 6", "F.hardsigmoid"),
-    Derived("hardswish", "x", "silu in straight lines", "x * clamp(x + 3, 0, 6) / 6", "F.hardswish"),
+    Derived("hardsigmoid", "x", "sigmoid in straight lines",
+            "clamp(x + 3, 0, 6) / 6", "F.hardsigmoid"),
+    Derived("hardswish", "x", "silu in straight lines",
+            "x * clamp(x + 3, 0, 6) / 6", "F.hardswish"),
     Derived("softsign", "x", "x / (1 + abs(x))", "x / (1 + abs(x))", "F.softsign"),
     Derived("tanhshrink", "x", "x - tanh(x)", "x - tanh(x)", "F.tanhshrink"),
     # x * 0 and not 0 within the limits: NaN stays NaN.
@@ -108,7 +111,8 @@ _ROWS: tuple[Derived, ...] = (
             "where(x > lambd, x - lambd, where(x < -lambd, x + lambd, x * 0))", "F.softshrink"),
     Derived("hardshrink", "x, lambd=0.5", "x, but 0 within lambd of 0",
             "where(x >= -lambd and x <= lambd, cast_like(0, x), x)", "F.hardshrink"),
-    Derived("logsigmoid", "x", "logarithm of sigmoid", "minimum(x, 0) - log1p(exp(-abs(x)))", "F.logsigmoid"),
+    Derived("logsigmoid", "x", "logarithm of sigmoid",
+            "minimum(x, 0) - log1p(exp(-abs(x)))", "F.logsigmoid"),
     Derived("logit", "x", "inverse of sigmoid", "log(x / (1 - x))", "logit"),
     Derived("swiglu", "a, b", "silu(a) b", "silu(a) * b"),
     Derived("geglu", "a, b", "gelu(a) b", "gelu(a) * b"),
@@ -116,7 +120,8 @@ _ROWS: tuple[Derived, ...] = (
     Derived("square", "x", "x times x", "x ^ 2", "square"),
     Derived("reciprocal", "x", "1 / x", "1 / x", "reciprocal"),
     Derived("sign", "x", "-1, 0 or 1 in the type of x; 0 for NaN",
-            "where(x > 0, cast_like(1, x), where(x < 0, cast_like(-1, x), cast_like(0, x)))", "sign"),
+            "where(x > 0, cast_like(1, x), where(x < 0, cast_like(-1, x), cast_like(0, x)))",
+            "sign"),
     Derived("isnan", "x", "whether x is NaN", "x != x", "isnan"),
     Derived("isinf", "x", "whether x is infinite", "x == inf or x == -inf", "isinf"),
     Derived("isfinite", "x", "whether x is neither infinite nor NaN",
@@ -132,7 +137,8 @@ _ROWS: tuple[Derived, ...] = (
         ratio = minimum(abs(a), abs(b)) / big
         length = where(big == 0, big, big * sqrt(1 + ratio * ratio))
         where(isinf(a) or isinf(b), inf, length)""", "hypot"),
-    Derived("sinc", "x", "sin(pi x) / (pi x); 1 at 0", "where(x == 0, 1, sin(pi * x) / (pi * x))", "sinc"),
+    Derived("sinc", "x", "sin(pi x) / (pi x); 1 at 0",
+            "where(x == 0, 1, sin(pi * x) / (pi * x))", "sinc"),
     Derived("xlogy", "a, b", "a log(b); 0 where a is 0 and b is not NaN",
             "where(b != b, nan, where(a == 0, 0, a * log(b)))", "xlogy"),
     Derived("logaddexp", "a, b", "log(exp(a) + exp(b)) without overflow",
@@ -146,15 +152,22 @@ _ROWS: tuple[Derived, ...] = (
         d = x - mean(x, axis=axis)
         sum(d * d, axis=axis) / maximum(size(x, axis) - correction, 0)""", "var",
             reduction=True, floats_only=True),
-    Derived("std", _SPREAD, "square root of var", "sqrt(var(x, axis=axis, correction=correction))", "std",
+    Derived("std", _SPREAD, "square root of var",
+            "sqrt(var(x, axis=axis, correction=correction))", "std",
             reduction=True, floats_only=True),
-    Derived("any", _AXIS, "whether any element is not 0", "max(u8(x != 0), axis=axis) != 0", "any", reduction=True),
-    Derived("all", _AXIS, "whether no element is 0", "min(u8(x != 0), axis=axis) != 0", "all", reduction=True),
+    Derived("any", _AXIS, "whether any element is not 0",
+            "max(u8(x != 0), axis=axis) != 0", "any", reduction=True),
+    Derived("all", _AXIS, "whether no element is 0",
+            "min(u8(x != 0), axis=axis) != 0", "all", reduction=True),
     Derived("argmax", _AXIS, "position of the largest element; the first of ties, NaN is largest",
-            "min(where(x == max(x, axis=axis) or x != x, index(x, axis), size(x, axis)), axis=axis)", "argmax",
+            """
+        is_largest = x == max(x, axis=axis) or x != x
+        min(where(is_largest, index(x, axis), size(x, axis)), axis=axis)""", "argmax",
             reduction=True, nonempty=True),
     Derived("argmin", _AXIS, "position of the smallest element; the first of ties, NaN is smallest",
-            "min(where(x == min(x, axis=axis) or x != x, index(x, axis), size(x, axis)), axis=axis)", "argmin",
+            """
+        is_smallest = x == min(x, axis=axis) or x != x
+        min(where(is_smallest, index(x, axis), size(x, axis)), axis=axis)""", "argmin",
             reduction=True, nonempty=True),
     Derived("logsumexp", _AXIS, "log of the sum of exp, by the maximum; -inf for a row of -inf", """
         m = max(x, axis=axis)
@@ -168,14 +181,14 @@ _ROWS: tuple[Derived, ...] = (
             reduction=True, floats_only=True, nonempty=True),
     Derived("rms", _AXIS, "square root of the mean square", "sqrt(mean(x * x, axis=axis))",
             reduction=True, floats_only=True),
-    # Softmax and friends. The maximum of an empty axis never meets an element, so it is no error here.
+    # Softmax and friends. An empty axis is no error here: its maximum meets no element.
     Derived("softmax", _AXIS, "exp(x) over its sum", """
         e = exp(x - max(x, axis=axis))
         e / sum(e, axis=axis)""", "softmax"),
     Derived("log_softmax", _AXIS, "logarithm of softmax", """
         d = x - max(x, axis=axis)
         d - log(sum(exp(d), axis=axis))""", "log_softmax"),
-    Derived("cross_entropy", "x, t", "minus the log-probability of class t, from logits x over the last axis",
+    Derived("cross_entropy", "x, t", "minus the log-probability of class t; x are logits",
             "logsumexp(x) - x[t]"),
     Derived("entropy", _AXIS, "entropy of softmax(x)", """
         d = x - max(x, axis=axis)
@@ -194,7 +207,7 @@ _ROWS: tuple[Derived, ...] = (
             "layer_norm(x, axis=axis, eps=eps) * w", floats_only=True),
     Derived("layer_norm", "x, w, b, *, axis=-1, eps=1e-5", "layer_norm(x) w + b",
             "layer_norm(x, axis=axis, eps=eps) * w + b", floats_only=True),
-    Derived("normalize", "x, *, axis=-1, eps=1e-12", "x over its length, which counts as at least eps",
+    Derived("normalize", "x, *, axis=-1, eps=1e-12", "x over its length, at least eps",
             "x / maximum(norm_2(x, axis=axis), eps)", "F.normalize", floats_only=True),
 )  # fmt: skip
 

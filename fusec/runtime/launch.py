@@ -230,7 +230,7 @@ def _step(
         function = _cpp_function(special, kernel, kernel_key)
         elements = laid.arrangement.rows * laid.arrangement.cols
         template.append(1 if elements < SERIAL_ELEMENTS else threads())
-        return Step(lambda arguments: function(*arguments), template, pointers, scalars)
+        return Step(_cpp_call(function), template, pointers, scalars)
     near = frozenset(
         p.name
         for p, name in zip(kernel.pointers, originals, strict=True)
@@ -251,6 +251,18 @@ def _original_names(kernel: Kernel, laid: LaidOut) -> list[str]:
             names.append(operand.name)
     assert len(names) == len(kernel.pointers)
     return names
+
+
+def _cpp_call(function: Any) -> Callable[[list[Any]], None]:
+    """A call with the arguments of a list; in a forked child on one thread, whatever was decided before the fork."""
+    from fusec.runtime.build_cpp import may_use_threads
+
+    def call(arguments: list[Any]) -> None:
+        if not may_use_threads():
+            arguments[-1] = 1
+        function(*arguments)
+
+    return call
 
 
 def threads() -> int:

@@ -92,10 +92,10 @@ def host_microseconds(
     samples = []
     for _ in range(rounds):
         _synchronize(place)
-        start = time.perf_counter()
         for _ in range(_HOST_CALLS):
+            start = time.perf_counter()
             call()
-        samples.append((time.perf_counter() - start) / _HOST_CALLS)
+            samples.append(time.perf_counter() - start)
     _synchronize(place)
     return median(samples) * 1e6
 

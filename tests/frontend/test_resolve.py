@@ -325,6 +325,14 @@ def test_run_time_numbers_compute_in_python() -> None:
     assert run("h * k", h=3, k=2).dtype is torch.int64
 
 
+def test_cast_like_takes_the_type_of_another_value() -> None:
+    i, h = torch.tensor([1, 2], dtype=torch.int8), torch.tensor([1.0]).half()
+    assert run("cast_like(2.7, i) + i", i=i).tolist() == [3, 4]
+    assert run("cast_like(inf, i) * 0 + i", i=i).dtype is torch.int8
+    assert run("cast_like(i, h)", i=i, h=h).dtype is torch.float16
+    assert run("h * cast_like(1e-9, h) * 1e9", h=h).item() == pytest.approx(1.0)
+
+
 def test_conditions() -> None:
     x = torch.tensor([-1.0, 0.0, 2.0, float("nan")])
     assert run("1 if x else 0", x=x).tolist() == [1, 0, 1, 1]

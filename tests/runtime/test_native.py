@@ -72,6 +72,7 @@ def test_cross_entropy() -> None:
         lambda x: functional.layer_norm(x, x.shape[-1:], eps=3e-5),
         lambda x: (x, x),
         lambda x: torch.softmax(x, -2),
+        lambda x: torch.sqrt(-(x**2) - 1),  # NaN everywhere agrees with too much
     ],
 )
 def test_what_is_only_similar_is_not_taken(function: Callable[..., object]) -> None:
@@ -80,6 +81,13 @@ def test_what_is_only_similar_is_not_taken(function: Callable[..., object]) -> N
 
 def test_a_formula_without_tensors_has_none() -> None:
     assert find_native(lambda a: a, ("a",), (0.5,)) is None
+
+
+def test_empty_inputs_are_told_apart_all_the_same() -> None:
+    found = find_native(functional.silu, ("x",), (torch.empty(0, 4),))
+    assert found is not None
+    assert found.name == "silu"
+    assert find_native(lambda x: x + 1, ("x",), (torch.empty(0, 4),)) is None
 
 
 def test_the_source_of_a_call_runs() -> None:
