@@ -9,7 +9,8 @@ from fusec.ir.evaluate import evaluate
 from fusec.ir.graph import Graph
 from fusec.ir.text import print_graph
 from tests.formulas import graph_of
-from tests.strategies import Program, graphs, make_inputs, programs, tolerance
+from tests.graph_strategies import graphs
+from tests.strategies import Program, make_inputs, programs, tolerance
 
 
 @given(programs())

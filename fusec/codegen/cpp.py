@@ -37,7 +37,7 @@ from fusec.codegen.kernel import (
 )
 from fusec.codegen.writer import Writer
 from fusec.ir.dtypes import I32, I64, DType
-from fusec.ir.ops import OPS, Lowering, Op, Template
+from fusec.ir.ops import OPS, Infix, Lowering, Op, Template
 
 _PARALLEL = "#pragma omp parallel for num_threads(threads) schedule(static)"
 _SIMD = "#pragma omp simd"
@@ -55,7 +55,7 @@ class _Cpp(Dialect):
             return "true" if number else "false"
         if dtype.is_float:
             return _float(float(number), dtype)
-        if dtype is I32 and number != I32.minimum:
+        if abs(number) < 2**31 and (dtype is I32 or not strict):
             return str(int(number))
         if number == I64.minimum:
             return "INT64_MIN"
@@ -148,22 +148,24 @@ class _Printer:
             self._statements(self.kernel.body)
 
     def _tile(self) -> None:
-        outer = [s for s in self.kernel.body if not self._varies(s)]
+        outer = [s for s in self.kernel.body if not isinstance(s, Comment) and not self._varies(s)]
         self.writer.line(_PARALLEL)
         with self._loop("row", "rows"):
             self._variables(Level.ROW)
-            self._statements(s for s in outer if not isinstance(s, Comment))
+            self._statements(outer)
             self.writer.line(_SIMD)
             with self._loop("col", "cols"):
                 self._variables(Level.COL)
+                inner = [s for s in self.kernel.body if s not in outer]
+                titled = zip(inner, [*inner[1:], Comment("")], strict=True)
                 self._statements(
-                    s for s in self.kernel.body if s not in outer or isinstance(s, Comment)
+                    s
+                    for s, after in titled
+                    if not isinstance(s, Comment) or not isinstance(after, Comment)
                 )
 
     def _varies(self, statement: Stmt) -> bool:
-        if isinstance(statement, (Let, Load, Store)):
-            return Level.COL in statement.level
-        return not isinstance(statement, Comment)
+        return not isinstance(statement, (Let, Load, Store)) or Level.COL in statement.level
 
     # -- rows ---------------------------------------------------------------------------------------------------
 
@@ -238,23 +240,27 @@ class _Printer:
                 "const int64_t count = rows - first < fusec::LANES ? rows - first : fusec::LANES;"
             )
             pending: list[Stmt] = []
-            for statement in self.kernel.body:
-                if isinstance(statement, Sweep):
-                    self._row_lane_block(pending)
-                    pending = []
-                    self._row_lane_sweep(statement)
-                elif isinstance(statement, Comment):
-                    self._row_lane_block(pending)
-                    pending = []
-                    self._statements([statement])
-                else:
+            for position, statement in enumerate(self.kernel.body):
+                if not isinstance(statement, Sweep):
                     pending.append(statement)
-            self._row_lane_block(pending)
+                    continue
+                title = pending.pop() if pending and isinstance(pending[-1], Comment) else None
+                self._row_lane_block(pending, self.kernel.body[position:])
+                pending = []
+                self._statements([title] if title else [])
+                self._row_lane_sweep(statement)
+            self._row_lane_block(pending, ())
 
-    def _row_lane_block(self, statements: list[Stmt]) -> None:
+    def _row_lane_block(self, statements: list[Stmt], later: Sequence[Stmt]) -> None:
+        """A loop over the rows of the block; what is read again later is remembered for each lane."""
         if not statements:
             return
-        made = {s.name: _dtype(s) for s in statements if isinstance(s, (Let, Load))}
+        used = _reads(later)
+        made = {
+            s.name: _dtype(s)
+            for s in statements
+            if isinstance(s, (Let, Load)) and s.name in used
+        }
         for name, dtype in made.items():
             self.writer.line(f"{dtype.cpp} {name}_lanes[fusec::LANES];")
         with self._row_lanes(statements):
@@ -283,10 +289,7 @@ class _Printer:
     def _recall_rows(self, statements: Sequence[Stmt]) -> None:
         self.writer.line("const int64_t row = first + lane;")
         self._variables(Level.ROW)
-        used = {name for s in statements for e in _expressions(s) for name in _names(e)}
-        used |= {
-            t.variable for s in statements if isinstance(s, (Load, Store)) for t in s.access.terms
-        }
+        used = _reads(statements)
         for name, dtype in self.row_values.items():
             if name in used:
                 self.writer.line(f"const {dtype.cpp} {name} = {self._remembered(name, dtype)};")
@@ -363,9 +366,10 @@ class _Printer:
     def _load(self, load: Load) -> None:
         element = f"{load.access.buffer}[{self._address(load.access)}]"
         text = f"fusec::load({element})" if load.storage is not load.dtype else element
-        if load.guard is not None:
+        if load.guards:
             other = self.dialect.literal(Literal(load.other, load.dtype), strict=True)
-            text = f"{self.dialect.operand(load.guard, ATOM)} ? {text} : {other}"
+            inside = " && ".join(self.dialect.text(guard) for guard in load.guards)
+            text = f"{inside} ? {text} : {other}"
         self._define(load.name, load.dtype, text)
 
     def _stored(self, value: Expr, storage: DType) -> str:
@@ -382,7 +386,11 @@ class _Printer:
         if isinstance(value, Literal):
             value = Literal(value.value, kind)
         joined = Apply(OPS[accumulator.op.combine], (lanes, value), kind, kind, Level.TILE)
-        self.writer.line(f"{accumulator.lanes}[lane] = {self.dialect.text(joined)};")
+        form = joined.op.cpp.pick(joined.operand, joined.fast)
+        if isinstance(form, Infix):
+            self.writer.line(f"{lanes.name} {form.symbol}= {self.dialect.text(value)};")
+        else:
+            self.writer.line(f"{lanes.name} = {self.dialect.text(joined)};")
 
 
 def _dtype(statement: Let | Load) -> DType:
@@ -392,9 +400,21 @@ def _dtype(statement: Let | Load) -> DType:
 def _expressions(statement: Stmt) -> list[Expr]:
     if isinstance(statement, (Let, Store, Accumulate, Keep)):
         return [statement.value]
-    if isinstance(statement, Load) and statement.guard is not None:
-        return [statement.guard]
+    if isinstance(statement, Load):
+        return list(statement.guards)
     return []
+
+
+def _reads(statements: Iterable[Stmt]) -> set[str]:
+    """The values and index variables that statements read, those inside sweeps included."""
+    used: set[str] = set()
+    for statement in statements:
+        if isinstance(statement, Sweep):
+            used |= _reads(statement.body)
+        elif isinstance(statement, (Load, Store)):
+            used |= {t.variable for t in statement.access.terms}
+        used |= {name for e in _expressions(statement) for name in _names(e)}
+    return used
 
 
 def _names(expression: Expr) -> set[str]:

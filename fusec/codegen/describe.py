@@ -71,10 +71,9 @@ def _statement(statement: Stmt) -> str:
             return f"# {text}"
         case Let(name=name, value=value):
             return f"{name} = {_text(value)}"
-        case Load(name=name, access=access, guard=guard):
-            return f"{name} = load {_address(access)}" + (
-                f" if {_text(guard)}" if guard is not None else ""
-            )
+        case Load(name=name, access=access, guards=guards):
+            condition = f" if {' and '.join(_text(g) for g in guards)}" if guards else ""
+            return f"{name} = load {_address(access)}{condition}"
         case Store(access=access, value=value, storage=storage):
             return f"store {_address(access)} = {_text(value)} as {storage.name}"
         case Reduce(name=name, op=op, value=value):

@@ -8,6 +8,7 @@ May import ``fusec.errors``, ``fusec.ir`` and ``codegen.kernel``.
 
 from __future__ import annotations
 
+import re
 import struct
 from abc import ABC, abstractmethod
 
@@ -104,4 +105,5 @@ def shortest_float(value: float, dtype: DType) -> str:
             if struct.pack("<f", float(candidate)) == wanted:
                 text = candidate
                 break
+    text = re.sub(r"(e-?)\+?0+(?=\d)", r"\1", text)
     return text if any(c in text for c in ".en") else f"{text}.0"

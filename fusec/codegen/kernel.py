@@ -128,7 +128,7 @@ class Load:
     dtype: DType
     level: Level
     mask: Level = Level.UNIFORM
-    guard: Expr | None = None  # a gathered position has to be inside its row
+    guards: tuple[Expr, ...] = ()  # a gathered position has to be inside its row
     other: float | int = 0
     eviction: str = ""
 

@@ -10,8 +10,9 @@ May import ``fusec.ir``, ``fusec.passes.fuse``, ``codegen.kernel``, ``codegen.la
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from textwrap import dedent
 
 from fusec.codegen.kernel import (
     Accumulate,
@@ -23,6 +24,8 @@ from fusec.codegen.kernel import (
     Form,
     Keep,
     Kernel,
+    Let,
+    Level,
     Literal,
     Load,
     Masked,
@@ -47,7 +50,7 @@ def lower(job: Job) -> Kernel:
     values = Values(job)
     rows = job.form is Form.ROWS
     sweeps = _Sweeps(values)
-    body = sweeps.body() if rows else _flat_body(values)
+    body = sweeps.statements() if rows else _flat_body(values)
     return Kernel(
         name=values.names.user(job.region.name),
         form=job.form,
@@ -58,7 +61,7 @@ def lower(job: Job) -> Kernel:
         variables=tuple(values.variables.values()),
         body=tuple(body),
         kept=tuple((name, node.dtype.compute) for node, name in sweeps.kept.items()),
-        header=_header(job),
+        header=_header(values),
         origin={"region": job.region.name, "kind": job.region.kind, "reason": job.region.reason},
     )
 
@@ -75,35 +78,85 @@ def _sizes(values: Values) -> tuple[Size, ...]:
     return (*first, *(s for s in values.sizes.values() if s not in first))
 
 
-def _header(job: Job) -> tuple[str, ...]:
+def _header(values: Values) -> tuple[str, ...]:
     """The formula, and what the kernel reads and writes."""
-    lines = [line.rstrip() for line in job.graph.source.text.strip().splitlines() if line.strip()]
-    seen: dict[str, str] = {}
-    for operand in job.accesses:
-        node = operand.node.args[0] if operand.kind == "gather" else operand.node
-        verb = "writes" if operand.kind == "root" else "reads"
-        seen.setdefault(f"{verb} {operand.name}", node.dtype.name)
-    return (*lines, "", "; ".join(f"{what} {kind}" for what, kind in seen.items()))
+    text = dedent(values.job.graph.source.text).strip()
+    lines = [line.rstrip() for line in text.splitlines() if line.strip()]
+    reads, writes = [
+        ", ".join(
+            f"{name} {pointer.storage.name}"
+            for (name, out), pointer in values.pointers.items()
+            if out is written
+        )
+        for written in (False, True)
+    ]
+    facts = [f"reads {reads}"] if reads else []
+    facts.append(f"writes {writes}")
+    full = Level.COL if values.job.form is Form.FLAT else Level.TILE
+    moved = {
+        operand.name: values.pointers[operand.name, operand.kind == "root"].storage.itemsize
+        for operand in values.job.accesses
+        if operand.kind != "gather" and values.levels[operand.node] == full
+    }
+    if moved:
+        total = sum(moved.values())
+        facts.append(f"{total} byte{'s' if total > 1 else ''} per element")
+    return (*lines, "", "; ".join(facts))
 
 
 def _flat_body(values: Values) -> list[Stmt]:
-    body: list[Stmt] = []
+    body = _Body()
     loads: list[Stmt] = []
     values.emit([n for n in values.nodes if n in values.reads or n.op.name == "input"], loads)
-    _section(body, "load", loads)
+    body.add("load", loads)
     computes: list[Stmt] = []
     values.emit(values.nodes, computes)
-    _section(body, "compute", computes)
     stores: list[Stmt] = []
-    values.store(values.job.region.roots, stores)
-    _section(body, "store", stores)
-    return body
+    values.store(values.job.region.roots, computes, stores)
+    body.add("compute", computes)
+    body.add("store", stores)
+    return body.statements
 
 
-def _section(body: list[Stmt], title: str, statements: list[Stmt]) -> None:
-    if statements:
-        body.append(Comment(title))
-        body.extend(statements)
+@dataclass(slots=True)
+class _Body:
+    """Statements under comments that name their sections."""
+
+    statements: list[Stmt] = field(default_factory=list)
+    _title: str = ""
+
+    def add(self, title: str, statements: list[Stmt]) -> None:
+        """More statements under ``title``; arithmetic that follows a reduction needs no heading of its own."""
+        if not statements:
+            return
+        continues = title == "compute" and self._title.startswith("reduce")
+        if title != self._title and not continues:
+            self.statements.append(Comment(title))
+            self._title = title
+        self.statements.extend(statements)
+
+    def straight(self, title: str, statements: list[Stmt]) -> None:
+        """Straight code: the loads that can go first, then the rest."""
+        loads, rest = _split_loads(statements)
+        self.add("load", loads)
+        self.add(title, rest)
+
+
+def _split_loads(statements: list[Stmt]) -> tuple[list[Stmt], list[Stmt]]:
+    """The loads that wait for nothing but each other, and the rest."""
+    loads: list[Stmt] = []
+    rest: list[Stmt] = []
+    computed: set[str] = set()
+    for statement in statements:
+        if isinstance(statement, Load) and all(
+            t.variable not in computed for t in statement.access.terms
+        ):
+            loads.append(statement)
+            continue
+        rest.append(statement)
+        if isinstance(statement, (Let, Load, Reduce)):
+            computed.add(statement.name)
+    return loads, rest
 
 
 @dataclass(slots=True)
@@ -115,7 +168,8 @@ class _Sweeps:
     _stage: dict[Node, int] = field(default_factory=dict)
     _done: set[Node] = field(default_factory=set)
 
-    def body(self) -> list[Stmt]:
+    def statements(self) -> list[Stmt]:
+        """Everything the kernel does, sweep after sweep."""
         values = self.values
         self._find_stages()
         reductions = [n for n in values.nodes if self._is_reduction(n)]
@@ -126,17 +180,14 @@ class _Sweeps:
                 stores.setdefault(self._stage[root.node] + 1, []).append(root)
         needed = self._plan_sweeps(reductions, stores, last)
         outside = [n for n in values.nodes if not values.varies(n)]
-        body: list[Stmt] = []
+        body = _Body()
         for sweep in range(1, last + 2):
             self._emit_rows([n for n in outside if self._stage[n] < sweep], body)
             mine = [n for n in reductions if self._stage[n] == sweep]
             if mine or sweep in stores:
                 self._sweep(needed[sweep], mine, stores.get(sweep, []), body)
-        self._emit_rows(outside, body)
-        row_stores: list[Stmt] = []
-        values.store([r for r in values.job.region.roots if not values.varies(r.node)], row_stores)
-        _section(body, "store", row_stores)
-        return body
+        self._emit_rows(outside, body, [r for r in values.job.region.roots if not values.varies(r.node)])
+        return body.statements
 
     def _is_reduction(self, node: Node) -> bool:
         return node.op.kind is Kind.REDUCTION and node not in self.values.reads
@@ -151,10 +202,14 @@ class _Sweeps:
             )
             self._stage[node] = below + self._is_reduction(node)
 
-    def _emit_rows(self, nodes: list[Node], body: list[Stmt]) -> None:
-        statements: list[Stmt] = []
-        self.values.emit(nodes, statements)
-        body.extend(statements)
+    def _emit_rows(self, nodes: list[Node], body: _Body, roots: Sequence[Root] = ()) -> None:
+        """What is known once for each row."""
+        work: list[Stmt] = []
+        stores: list[Stmt] = []
+        self.values.emit(nodes, work)
+        self.values.store(roots, work, stores)
+        body.straight("compute", work)
+        body.add("store", stores)
 
     def _plan_sweeps(
         self, reductions: list[Node], stores: dict[int, list[Root]], last: int
@@ -199,7 +254,7 @@ class _Sweeps:
         return found, found & at_hand
 
     def _sweep(
-        self, needed: list[Node], reductions: list[Node], stores: list[Root], body: list[Stmt]
+        self, needed: list[Node], reductions: list[Node], stores: list[Root], body: _Body
     ) -> None:
         """One pass over the row: straight code when it is resident, else a loop."""
         values = self.values
@@ -218,16 +273,16 @@ class _Sweeps:
         self._done.update(needed)
         running = [self._reduce(node, fresh) for node in reductions]
         stored: list[Stmt] = []
-        values.store(stores, stored)
-        title = _title(reductions, stores)
+        values.store(stores, fresh, stored)
         if resident:
-            _lay_out(fresh, stored, title, body)
+            body.straight(_title(values, reductions, []) or "compute", fresh)
+            body.add("store", stored)
             return
         for node in needed:
             if node not in outside:
                 values.at_hand.pop(node, None)
-        body.append(Comment(title))
-        body.append(Sweep((*fresh, *stored), tuple(a for a in running if a is not None)))
+        loop = Sweep((*fresh, *stored), tuple(a for a in running if a is not None))
+        body.add(_title(values, reductions, stores), [loop])
 
     def _reduce(self, node: Node, out: list[Stmt]) -> Accumulator | None:
         """Combine the argument of ``node`` along the row, or begin to."""
@@ -264,20 +319,14 @@ def _identity(node: Node, kind: DType) -> int | float:
     return node.op.identity(BOOL if node.dtype is BOOL else kind)
 
 
-def _lay_out(fresh: list[Stmt], stored: list[Stmt], title: str, body: list[Stmt]) -> None:
-    """Straight code: a comment over the loads, one over the work, one over the stores."""
-    loads = [s for s in fresh if isinstance(s, Load) and s.guard is None]
-    _section(body, "load", loads)
-    work = [s for s in fresh if s not in loads]
-    _section(body, "compute" if stored else title, work)
-    _section(body, "store", stored)
-
-
-def _title(reductions: list[Node], stores: list[Root]) -> str:
-    """What a sweep is for, in words."""
+def _title(values: Values, reductions: list[Node], stores: list[Root]) -> str:
+    """What a sweep is for, in words: the names it makes, with the reduction where the name does not say it."""
     parts = []
     if reductions:
-        parts.append("reduce: " + ", ".join(dict.fromkeys(n.op.name for n in reductions)))
+        names = [(values.name(n), n.op.name) for n in reductions]
+        parts.append(
+            "reduce: " + ", ".join(n if op in n.split("_") else f"{n} ({op})" for n, op in names)
+        )
     if stores:
         parts.append(
             "write " + ", ".join(r.name for r in stores) if reductions else "compute and store"

@@ -31,7 +31,7 @@ from fusec.codegen.kernel import (
 from fusec.codegen.triton_helpers import HELPERS, needed
 from fusec.codegen.writer import Writer
 from fusec.ir.dtypes import BOOL, F32, I32, DType
-from fusec.ir.ops import OPS, Lowering, Op, Template
+from fusec.ir.ops import OPS, Infix, Lowering, Op, Template
 
 
 class _Triton(Dialect):
@@ -46,7 +46,7 @@ class _Triton(Dialect):
     def literal(self, value: Literal, strict: bool) -> str:
         """Python numbers are weak beside a block; where nothing fixes the type a typed scalar is made."""
         text = _number(value)
-        natural = value.dtype in (F32, I32, BOOL) and "(" not in text
+        natural = value.dtype in (F32, I32, BOOL)
         return text if natural or not strict else f"tl.full([], {text}, tl.{value.dtype.triton})"
 
     def convert(self, expression: Convert) -> tuple[str, int]:
@@ -55,6 +55,10 @@ class _Triton(Dialect):
         else:
             inner = self.operand(expression.arg, ATOM)
         through = f".to(tl.{expression.through.triton})" if expression.through else ""
+        # LLVM leaves a float beyond a narrow integer undefined; PyTorch wraps it, by way of int32.
+        target = expression.dtype
+        if expression.arg.dtype.is_float and target.is_integer and target.bits < 32:
+            through += ".to(tl.int32)"
         return f"{inner}{through}.to(tl.{expression.dtype.triton})", ATOM
 
     def masked(self, expression: Masked) -> tuple[str, int]:
@@ -227,9 +231,7 @@ class _Printer:
     def _load(self, load: Load, writer: Writer) -> None:
         guards = self._mask(load.mask)
         arguments = [self._address(load.access)]
-        if load.guard is not None:
-            guards.append(f"({self._dialect.text(load.guard)})")
-            guards = [" & ".join(guards)] if len(guards) > 1 else [guards[0][1:-1]]
+        guards += [f"({self._dialect.text(guard)})" for guard in load.guards]
         if guards:
             other = self._dialect.text(Literal(load.other, load.storage.compute), strict=False)
             arguments += [f"mask={' & '.join(guards)}", f"other={other}"]
@@ -260,7 +262,12 @@ class _Printer:
         joined = Apply(
             OPS[accumulator.op.combine], (lanes, statement.value), kind, kind, Level.TILE
         )
-        writer.line(f"{accumulator.lanes} = {self._dialect.text(joined)}")
+        form = joined.op.triton.pick(joined.operand, joined.fast)
+        if isinstance(form, Infix):
+            value = self._dialect.text(statement.value)
+            writer.line(f"{accumulator.lanes} {form.symbol}= {value}")
+        else:
+            writer.line(f"{accumulator.lanes} = {self._dialect.text(joined)}")
 
     def _sweep(self, sweep: Sweep, writer: Writer) -> None:
         shape = f"[{self._block()}]" if self._flat_rows else "[BLOCK_ROWS, BLOCK_COLS]"

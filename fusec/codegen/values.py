@@ -40,6 +40,7 @@ from fusec.ir.ops import OPS, Kind
 from fusec.passes.fuse import Region, Root
 
 INLINE_LIMIT = 5  # operations one printed expression may hold
+_COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,10 +51,11 @@ class Target:
     masks: bool  # tiles overhang the data
     keeps: bool  # a row's values can be buffered between sweeps
     wide_sums: bool  # float32 sums accumulate in float64
+    wide_index: bool  # index variables are int64 whatever the sizes
 
 
-TRITON = Target("triton", masks=True, keeps=False, wide_sums=False)
-CPP = Target("cpp", masks=False, keeps=True, wide_sums=True)
+TRITON = Target("triton", masks=True, keeps=False, wide_sums=False, wide_index=False)
+CPP = Target("cpp", masks=False, keeps=True, wide_sums=True, wide_index=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +96,8 @@ class Values:
     _weight: dict[Node, int] = field(default_factory=dict)
     _names: dict[Node, str] = field(default_factory=dict)
     _operand: dict[Node, int] = field(default_factory=dict)
+    _lifted: set[Node] = field(default_factory=set)  # constant along the columns, used in them
+    _bare: set[Node] = field(default_factory=set)  # numbers that something other than a cast uses
 
     def __post_init__(self) -> None:
         region = self.job.region
@@ -102,10 +106,15 @@ class Values:
         self._uses = dict.fromkeys(self.nodes, 0)
         for root in region.roots:
             self._uses[root.node] += 1
+            self._bare.add(root.node)
         for node in self.nodes:
             self.levels[node] = self._level(node)
             for argument in () if node in self.reads else node.args:
                 self._uses[argument] += 1
+                if self.varies(node) or node.op.kind is Kind.REDUCTION:
+                    self._lifted.add(argument)
+                if node.op.name != "cast":
+                    self._bare.add(argument)
         for position, operand in enumerate(self.job.accesses):
             written = operand.kind == "root"
             if not written:
@@ -229,9 +238,9 @@ class Values:
             value = self._value(node, out)
             if value is None:
                 continue
-            self.at_hand[node] = (
-                self._bind(node, value, out) if isinstance(value, (Apply, Convert)) else value
-            )
+            if isinstance(value, (Apply, Convert)):
+                value = self._bind(node, value, out)
+            self.at_hand[node] = value
 
     def _value(self, node: Node, out: list[Stmt]) -> Expr | None:
         """The expression of one node, or None if something else provides it."""
@@ -256,12 +265,14 @@ class Values:
                 return self._gather(node, out)
             case "cast":
                 return self._cast(node)
-            case "input":  # a number that meets only numbers; beside a tensor a cast gives it the tensor's type
-                return self._number(node, node.dtype)
+            case "input":  # beside a tensor a cast gives a number the tensor's type
+                return self._number(node, node.dtype) if node in self._bare else None
         if node.op.kind is Kind.REDUCTION:
             return None
         args = tuple(self.at_hand[a] for a in node.args)
         operand = node.args[-1].dtype.compute
+        if node.op.name in _COMPARISONS and all(_is_position(a) for a in args):
+            args, operand = tuple(a.arg for a in args if isinstance(a, Convert)), I32
         return Apply(node.op, args, node.dtype.compute, operand, self.levels[node], self.fast(node))
 
     def _load(self, node: Node, out: list[Stmt]) -> Expr:
@@ -283,10 +294,9 @@ class Values:
             name = self.names.temporary()
             out.append(Let(name, where, level))
             where = Ref(name, where.dtype, level)
-        length = Ref(self.size(f"{base.name}_length", "length", position), I64, Level.UNIFORM)
+        length = Ref(self._length(base, position), I64, Level.UNIFORM)
         low = Apply(OPS["ge"], (where, Literal(0, where.dtype)), BOOL, where.dtype, level)
         high = Apply(OPS["lt"], (where, length), BOOL, where.dtype, level)
-        guard = Apply(OPS["bit_and"], (low, high), BOOL, BOOL, level)
         stride: int | str = 1
         if self.job.layout.gather[position] == "free":
             stride = self.size(f"{base.name}_gather_stride", "gather", position)
@@ -296,10 +306,26 @@ class Values:
         other: float | int = float("nan") if compute.is_float else 0
         out.append(
             Load(
-                self.name(node), address, base.dtype, compute, level, self.mask(level), guard, other
+                self.name(node),
+                address,
+                base.dtype,
+                compute,
+                level,
+                self.mask(level),
+                (low, high),
+                other,
             )
         )
         return Ref(self.name(node), compute, level)
+
+    def _length(self, base: Node, position: int) -> str:
+        """The parameter that holds the length of a gathered axis: ``cols`` where that is the same axis."""
+        cols, space = self.job.layout.cols, self.job.region.space
+        if self.job.form is Form.ROWS and len(cols) == 1 and len(cols[0]) == 1:
+            extent = space[cols[0][0]]
+            if isinstance(extent, Dim) and extent == base.shape[-1]:
+                return self.size("cols", "cols")
+        return self.size(f"{base.name}_length", "length", position)
 
     def _index(self, node: Node) -> Expr:
         axis = len(self.job.region.space) + int(str(node.attribute("axis")))
@@ -307,8 +333,11 @@ class Values:
         side = "row" if any(axis in group for group in layout.rows) else "col"
         groups = layout.rows if side == "row" else layout.cols
         variable = self.variable(side, next(k for k, group in enumerate(groups) if axis in group))
+        level = self.levels[node]
+        if self.job.target.wide_index:
+            return Ref(variable, I64, level)
         kind = I64 if self.job.config.wide_index else I32
-        return Convert(Ref(variable, kind, self.levels[node]), I64, self.levels[node])
+        return Convert(Ref(variable, kind, level), I64, level)
 
     def _cast(self, node: Node) -> Expr:
         """A conversion; to a narrow float it rounds, between equal compute types it is nothing at all."""
@@ -338,7 +367,9 @@ class Values:
         level = self.levels[node]
         weight = 1 + sum(self._weight.get(a, 0) for a in node.args)
         named = node in self.job.graph.side.names
-        lifted = self.job.form is Form.ROWS and Level.COL not in level
+        if _is_position(value) and not named:
+            return value
+        lifted = self.job.form is Form.ROWS and Level.COL not in level and node in self._lifted
         if not (named or lifted or self._uses[node] > 1 or weight > INLINE_LIMIT):
             self._weight[node] = weight
             return value
@@ -346,8 +377,8 @@ class Values:
         out.append(Let(self.name(node), value, level))
         return Ref(self.name(node), value.dtype, level)
 
-    def store(self, roots: Iterable[Root], out: list[Stmt]) -> None:
-        """Write each root to its buffer."""
+    def store(self, roots: Iterable[Root], work: list[Stmt], out: list[Stmt]) -> None:
+        """Write each root to its buffer; an expression gets the name of the result first, in ``work``."""
         for root in roots:
             position = next(
                 k
@@ -357,4 +388,16 @@ class Values:
             level = self.levels[root.node]
             access = self.access(position, root.name, written=True)
             storage = self.pointers[root.name, True].storage
-            out.append(Store(access, self.at_hand[root.node], storage, level, self.mask(level)))
+            value = self.at_hand[root.node]
+            if not isinstance(value, (Ref, Literal)):
+                name = self.names.user(root.name)
+                work.append(Let(name, value, level))
+                value = Ref(name, value.dtype, level)
+            out.append(Store(access, value, storage, level, self.mask(level)))
+
+
+def _is_position(expression: Expr) -> bool:
+    """Whether it is an int32 index variable as the int64 that ``index`` promises."""
+    if not isinstance(expression, Convert) or not isinstance(expression.arg, Ref):
+        return False
+    return expression.arg.dtype is I32 and expression.dtype is I64 and expression.through is None

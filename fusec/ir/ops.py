@@ -302,7 +302,7 @@ _ROWS: tuple[Op, ...] = (
     _unary("log", "natural logarithm", triton=_libdevice("log", "tl.log"), sympy="log", domain=(0.1, 8.0)),
     _unary("log2", "logarithm to base 2", triton=_libdevice("log2"), domain=(0.1, 8.0)),
     _unary("log10", "logarithm to base 10", triton=_libdevice("log10"), domain=(0.1, 8.0)),
-    _unary("log1p", "log(1 + x), accurate near 0", triton=_libdevice("log1p"), domain=(-0.9, 8.0)),
+    _unary("log1p", "log(1 + x), accurate near 0", triton=_libdevice("log1p", "_log1p"), domain=(-0.9, 8.0)),
     _unary("sqrt", "square root", sympy="sqrt", domain=(0.0, 8.0),
            triton=Lowering(Call("tl.sqrt_rn"), fast=Call("tl.sqrt"), double=Call("libdevice.sqrt"))),
     _unary("rsqrt", "one over the square root", triton=_libdevice("rsqrt"), domain=(0.1, 8.0)),

@@ -253,8 +253,10 @@ EXACT: tuple[Rule, ...] = (
 )  # fmt: skip
 
 # For negative u, tanh is near -1 and 1 + tanh(u) loses all its digits; 1 / (1 + exp(-2u)) never
-# does, and costs one exponential. For positive u both are right to about 2 ulp. The product -2u is
-# exact. Where exp overflows the quotient is 0, and so is eager's result.
+# does, and costs one exponential. For positive u both are right to about 1 ulp. The product -2u is
+# exact. Where exp overflows the quotient is 0, and so is eager's result. One special value differs:
+# inf * (1 + tanh(u)) for finite u below -9 is inf, where eager's factor has rounded to 0 and gives
+# NaN.
 _SIGMOID = 1 + exp(x * -2)
 
 ACCURATE: tuple[Rule, ...] = (

@@ -133,7 +133,7 @@ def first_call(prepare: str, body: str) -> FirstCall:
             caches[variable] = str(Path(folder) / variable.lower())
             Path(caches[variable]).mkdir(mode=0o700)
         script = Path(folder) / "first_call.py"
-        script.write_text(_child(prepare, body), encoding="utf-8")
+        script.write_text(child_script(prepare, body), encoding="utf-8")
         return FirstCall(*(_run_child(script, caches) for _ in range(2)))
 
 
@@ -200,8 +200,8 @@ def _timing(samples: Sequence[float]) -> Timing:
     return Timing(median(samples), deciles[0], deciles[-1], len(samples))
 
 
-def _child(prepare: str, body: str) -> str:
-    """The text of the process that measures a first call."""
+def child_script(prepare: str, body: str) -> str:
+    """The text of the process that measures a first call; it prints ``seconds`` and the number."""
     root = str(Path(__file__).resolve().parents[2])
     return "\n".join(
         (

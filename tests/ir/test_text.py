@@ -13,7 +13,7 @@ from fusec.ir.graph import Graph, Nonempty, Output, SideTable
 from fusec.ir.node import Dim, TensorType, constant, make
 from fusec.ir.text import number_text, parse_graph, print_graph
 from fusec.source import Source
-from tests.strategies import graphs
+from tests.graph_strategies import graphs
 
 SOFTMAX = """\
 input x : f32[x.0, x.1]

@@ -113,11 +113,17 @@ def test_what_the_language_lacks_is_refused(value: Any, word: str) -> None:
 @pytest.mark.parametrize(
     ("name", "expected"),
     [
-        ("x", "x"), ("mu", r"\mu"), ("eps", r"\epsilon"), ("w1", "w_{1}"), ("x_max", r"x_{\mathrm{max}}"),
-        ("sigma_i", r"\sigma_{i}"), ("weight", r"\mathrm{weight}"), ("row_max", r"\mathrm{row\_max}"),
+        ("x", "x"),
+        ("mu", r"\mu"),
+        ("eps", r"\epsilon"),
+        ("w1", "w_{1}"),
+        ("x_max", r"x_{\mathrm{max}}"),
+        ("sigma_i", r"\sigma_{i}"),
+        ("weight", r"\mathrm{weight}"),
+        ("row_max", r"\mathrm{row\_max}"),
         ("_", r"\mathrm{\_}"),
     ],
-)  # fmt: skip
+)
 def test_names_in_latex(name: str, expected: str) -> None:
     assert latex_name(name) == expected
 

@@ -1,0 +1,408 @@
+"""Every elementwise op and composite, in every backend and type it claims, against PyTorch in float64 or exact integers."""
+
+from __future__ import annotations
+
+import math
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+import fusec
+from fusec.errors import DTypeError
+from fusec.ir.derived import Derived, rows
+from fusec.ir.dtypes import ALL
+from fusec.ir.ops import Op, Rule, elementwise
+from tests.oracle import (
+    BACKENDS,
+    DTYPES,
+    EAGER,
+    FLOAT8,
+    FLOATS,
+    INTEGERS,
+    Backend,
+    assert_close,
+    dtype_of,
+    floats,
+    integers,
+    on_every_backend,
+    pairs,
+    same,
+    values,
+)
+
+UNARY = [op for op in elementwise() if op.arity == 1]
+BINARY = [op for op in elementwise() if op.arity == 2]
+SHORT = {d.torch: d.name for d in ALL}
+
+# Units in the last place that a function may be off by in float32 and float64, where it is not 1.
+ULPS = {"lgamma": 4, "pow": 1, "tan": 2}
+CUDA_ULPS = {
+    "exp": 2, "exp2": 2, "log2": 2, "log10": 2, "log1p": 2, "rsqrt": 2, "sin": 2, "cos": 2, "tan": 4, "asin": 2,
+    "acos": 2, "atan": 2, "sinh": 3, "cosh": 2, "tanh": 2, "asinh": 3, "acosh": 4, "atanh": 3, "atan2": 3, "erf": 2,
+    "erfc": 5, "lgamma": 8, "pow": 4,
+}  # fmt: skip
+
+
+def spelled(op: Op, *args: str) -> str:
+    """``op`` as a formula writes it."""
+    if op.symbol is None:
+        return f"{op.name}({', '.join(args)})"
+    return f"{op.symbol}{args[0]}" if len(args) == 1 else f"({args[0]} {op.symbol} {args[1]})"
+
+
+def reference_of(op: Op) -> Callable[..., torch.Tensor]:
+    """PyTorch's own function."""
+    if isinstance(op.torch, str):
+        return getattr(torch, op.torch)  # type: ignore[no-any-return]
+    function = op.torch
+    return lambda *args: function(torch, *args)  # type: ignore[no-any-return]
+
+
+def bound(op: Op, dtype: torch.dtype, backend: Backend) -> float:
+    """The ulp that ``op`` may be off by."""
+    if dtype in (torch.float16, torch.bfloat16):
+        return 1
+    table = CUDA_ULPS if backend.is_cuda else ULPS
+    return table.get(op.name, 1 if op.costly else 0)
+
+
+def absolute(op: Op, dtype: torch.dtype, backend: Backend) -> float:
+    """What is allowed where relative error means little: near lgamma's zeros, and among a GPU's subnormals."""
+    if op.name == "lgamma":
+        return torch.finfo(dtype).eps * 4
+    return torch.finfo(dtype).smallest_normal if backend.is_cuda and op.costly else 0.0
+
+
+# -- functions of one value ----------------------------------------------------------------------------------------
+
+
+@on_every_backend
+@pytest.mark.parametrize("name", FLOATS)
+def test_unary_ops_of_floats(backend: Backend, name: str) -> None:
+    dtype = dtype_of(name)
+    ops = [op for op in UNARY if op.rule is not Rule.BITWISE]
+    x = torch.cat([floats(dtype, count=83), floats(dtype, *(-1.0, 8.0), count=40)])
+    results = backend.run(", ".join(spelled(op, "x") for op in ops), x)
+    for op, actual in zip(ops, results, strict=True):
+        expected = reference_of(op)(x.double())
+        assert actual.dtype is dtype
+        assert_close(
+            actual, expected, bound(op, dtype, backend),
+            absolute=absolute(op, dtype, backend), what=f"{op.name} {name}", inputs=[x],
+        )  # fmt: skip
+
+
+@on_every_backend
+@pytest.mark.parametrize("name", [*INTEGERS, "bool"])
+def test_unary_ops_of_integers(backend: Backend, name: str) -> None:
+    dtype = dtype_of(name)
+    ops = [op for op in UNARY if dtype is not torch.bool or op.rule is not Rule.PROMOTE]
+    x = values(dtype)
+    results = backend.run(", ".join(spelled(op, "x") for op in ops), x)
+    for op, actual in zip(ops, results, strict=True):
+        what = f"{op.name} {name}"
+        if op.rule is Rule.FLOAT:
+            assert actual.dtype is torch.float32
+            expected = reference_of(op)(x.float().double())
+            assert_close(
+                actual, expected, bound(op, torch.float32, backend),
+                absolute=absolute(op, torch.float32, backend), what=what, inputs=[x],
+            )  # fmt: skip
+        else:
+            same(actual, reference_of(op)(x), what)
+
+
+@pytest.mark.parametrize("text", ["-x", "x - x", "~y"])
+def test_ops_that_pytorch_refuses(text: str) -> None:
+    function = fusec.compile(text)
+    value = torch.ones(3, dtype=torch.bool if "x" in text else torch.float32)
+    with pytest.raises(DTypeError):
+        function(value)
+
+
+# -- functions of two values ---------------------------------------------------------------------------------------
+
+_EXACT_FLOAT = ("floor_divide", "remainder", "fmod", "maximum", "minimum", "copysign")
+
+
+@on_every_backend
+@pytest.mark.parametrize("name", FLOATS)
+def test_binary_ops_of_floats(backend: Backend, name: str) -> None:
+    dtype = dtype_of(name)
+    ops = [op for op in BINARY if op.rule is not Rule.BITWISE]
+    a, b = pairs(floats(dtype, count=18), floats(dtype, -3.0, 5.0, count=14))
+    results = backend.run(", ".join(spelled(op, "a", "b") for op in ops), a, b)
+    compute = torch.float64 if dtype is torch.float64 else torch.float32
+    for op, actual in zip(ops, results, strict=True):
+        what = f"{op.name} {name}"
+        if op.rule is Rule.BOOL:
+            same(actual, reference_of(op)(a, b), what)
+            continue
+        assert actual.dtype is dtype
+        exact = op.name in _EXACT_FLOAT
+        width = compute if exact else torch.float64
+        expected = reference_of(op)(a.to(width), b.to(width))
+        most = 0 if exact and not backend.is_cuda else bound(op, dtype, backend)
+        if op.name in ("add", "sub", "mul", "div", "maximum", "minimum", "copysign"):
+            most = 1 if op.name == "div" and backend.is_cuda and dtype.itemsize == 2 else 0
+        assert_close(
+            actual, expected, most, absolute=absolute(op, dtype, backend), what=what, inputs=[a, b]
+        )
+
+
+def wrap(number: int, dtype: torch.dtype) -> int:
+    """``number`` modulo the span of an integer type."""
+    info = torch.iinfo(dtype)
+    return (number - info.min) % (1 << info.bits) + info.min
+
+
+def integer_power(a: int, b: int, dtype: torch.dtype) -> int:
+    """a^b that wraps; a negative exponent leaves what truncation leaves of the fraction, and 0 for a zero base."""
+    if b >= 0:
+        return wrap(pow(a, b, 1 << 64), dtype)
+    return {1: 1, -1: 1 if b % 2 == 0 else -1}.get(a, 0)
+
+
+INTEGER_OPS: dict[str, Callable[[int, int, torch.dtype], int | bool]] = {
+    "add": lambda a, b, t: wrap(a + b, t),
+    "sub": lambda a, b, t: wrap(a - b, t),
+    "mul": lambda a, b, t: wrap(a * b, t),
+    "floor_divide": lambda a, b, t: wrap(a // b, t) if b else 0,
+    "remainder": lambda a, b, t: a % b if b else 0,
+    "fmod": lambda a, b, t: int(math.copysign(1, a)) * (abs(a) % abs(b)) if b else 0,
+    "pow": integer_power,
+    "maximum": lambda a, b, t: max(a, b),
+    "minimum": lambda a, b, t: min(a, b),
+    "bit_and": lambda a, b, t: a & b,
+    "bit_or": lambda a, b, t: a | b,
+    "bit_xor": lambda a, b, t: a ^ b,
+    **{name: (lambda a, b, t, f=getattr(operator, name): f(a, b)) for name in ("lt", "le", "gt", "ge", "eq", "ne")},
+}  # fmt: skip
+
+
+@on_every_backend
+@pytest.mark.parametrize("name", INTEGERS)
+def test_binary_ops_of_integers(backend: Backend, name: str) -> None:
+    dtype = dtype_of(name)
+    assert {op.name for op in BINARY} == {*INTEGER_OPS, "div", "atan2", "copysign"}
+    a, b = pairs(integers(dtype), integers(dtype))
+    results = backend.run(", ".join(spelled(op, "a", "b") for op in BINARY), a, b)
+    numbers = list(zip(a.tolist(), b.tolist(), strict=True))
+    for op, actual in zip(BINARY, results, strict=True):
+        what = f"{op.name} {name}"
+        if op.name in INTEGER_OPS:
+            expected = [INTEGER_OPS[op.name](x, y, dtype) for x, y in numbers]
+            kind = torch.bool if op.rule is Rule.BOOL else dtype
+            assert actual.dtype is kind
+            assert_close(actual, torch.tensor(expected, dtype=kind), 0, what=what, inputs=[a, b])
+            continue
+        assert actual.dtype is torch.float32
+        expected_float = reference_of(op)(a.float().double(), b.float().double())
+        assert_close(
+            actual, expected_float, bound(op, torch.float32, backend), what=what, inputs=[a, b],
+            absolute=absolute(op, torch.float32, backend),
+        )  # fmt: skip
+
+
+@on_every_backend
+def test_binary_ops_of_bools(backend: Backend) -> None:
+    ops = [op for op in BINARY if op.name not in ("sub", "floor_divide", "remainder", "fmod", "pow", "atan2", "copysign")]  # fmt: skip
+    a, b = pairs(torch.tensor([False, True]), torch.tensor([False, True]))
+    results = backend.run(", ".join(spelled(op, "a", "b") for op in ops), a, b)
+    for op, actual in zip(ops, results, strict=True):
+        same(actual, reference_of(op)(a, b), op.name)
+
+
+@on_every_backend
+@pytest.mark.parametrize("name", DTYPES)
+def test_where_and_logic(backend: Backend, name: str) -> None:
+    dtype = dtype_of(name)
+    a = values(dtype)
+    b, c = a.flip(0).clone(), torch.arange(len(a)) % 3 == 0
+    picked, negated, both, either = backend.run(
+        "where(c, a, b), a if not c else b, a and c, a or b", a=a, b=b, c=c
+    )
+    same(picked, torch.where(c, a, b))
+    same(negated, torch.where(c, b, a))
+    same(both, (a != 0) & c)
+    same(either, (a != 0) | (b != 0))
+
+
+# -- types ---------------------------------------------------------------------------------------------------------
+
+
+@on_every_backend
+@pytest.mark.parametrize("name", DTYPES)
+def test_promotion_with_every_type(backend: Backend, name: str) -> None:
+    """The type and the value of a + b, for tensors and for a 0-d b, are PyTorch's."""
+    a = torch.tensor([1, 0, 1, 2]).to(dtype_of(name))
+    for zero_dim in (False, True):
+        others = [torch.tensor([3, 1, 0, 2]).to(dtype_of(n)) for n in DTYPES]
+        if zero_dim:
+            others = [o[0].clone() for o in others]
+        text = ", ".join(f"a + b{k}" for k in range(len(others)))
+        for other, actual in zip(others, backend.run(text, a, *others), strict=True):
+            same(actual, a + other, f"{name} + {other.dtype}")
+
+
+def representable(x: torch.Tensor, target: torch.dtype) -> torch.Tensor:
+    """Which values keep their integer part in ``target``: for the others a conversion has no one right result."""
+    if not x.dtype.is_floating_point or target.is_floating_point or target is torch.bool:
+        return torch.ones(x.shape, dtype=torch.bool)
+    info = torch.iinfo(target)
+    wide = x.double().trunc()
+    return (wide >= info.min) & (wide <= info.max) & (wide < 2.0**63)
+
+
+def cast_values(dtype: torch.dtype) -> torch.Tensor:
+    """Values at and beside the ties of the narrower floats."""
+    if not dtype.is_floating_point:
+        return values(dtype)
+    ties = [1 + 2.0**-k for k in (4, 8, 9, 11, 12, 24, 25)] + [1 + 3 * 2.0**-k for k in (4, 8, 11, 24)]
+    more = [2.5, 3.5, -2.5, 127.9, -128.9, 255.5, 447.0, 448.0, 464.0, 465.0, 57344.0, 61440.0, 65504.0, 65519.0]
+    more += [65520.0, 2.0**-24, 2.0**-25, 3 * 2.0**-26, 2.0**-133, 2.0**-134, 3.3e38, 3.4e38, 2.0**31 - 1]
+    return torch.cat([floats(dtype), torch.tensor([*ties, *more], dtype=torch.float64).to(dtype)])
+
+
+@on_every_backend
+@pytest.mark.parametrize("name", [*DTYPES, *FLOAT8])
+def test_casts_from_every_type_to_every_type(backend: Backend, name: str) -> None:
+    dtype = dtype_of(name)
+    x = all_float8(dtype) if name in FLOAT8 else cast_values(dtype)
+    targets = [*DTYPES, *FLOAT8]
+    results = backend.run(", ".join(f"{SHORT[t]}(x)" for t in targets), x)
+    for target, actual in zip(targets, results, strict=True):
+        kind = dtype_of(target)
+        assert actual.dtype is kind
+        keep = representable(x, kind)
+        same(actual[keep].float() if target in FLOAT8 else actual[keep],
+             x[keep].to(kind).float() if target in FLOAT8 else x[keep].to(kind), f"{name} to {target}")  # fmt: skip
+
+
+def all_float8(dtype: torch.dtype) -> torch.Tensor:
+    """All 256 values of an 8-bit float."""
+    return torch.arange(256, dtype=torch.uint8).view(dtype)
+
+
+@on_every_backend
+@pytest.mark.parametrize("name", FLOAT8)
+def test_float8_is_storage(backend: Backend, name: str) -> None:
+    dtype = dtype_of(name)
+    x, short = all_float8(dtype), SHORT[name]
+    total, back, largest = backend.run(f"x * 1.25 + x, {short}(x * 1.25), maximum(x, 0)", x)
+    same(total, x.float() * 1.25 + x.float())
+    assert back.dtype is dtype
+    same(back.float(), (x.float() * 1.25).to(dtype).float())
+    same(largest, torch.maximum(x.float(), torch.zeros(())))
+
+
+@on_every_backend
+def test_a_cast_to_a_narrow_float_rounds_in_the_middle(backend: Backend) -> None:
+    x = torch.linspace(-3, 3, 61)
+    kept, rounded = backend.run("(x + 1/3) * 3, bf16(x + 1/3) * 3.0f", x) if False else backend.run(
+        "(x + 1/3) * 3, f32(bf16(x + 1/3)) * 3", x
+    )  # fmt: skip
+    same(rounded, (x + 1 / 3).bfloat16().float() * 3)
+    assert (kept != rounded).any()
+
+
+@on_every_backend
+def test_a_value_of_sixteen_bits_is_rounded_once(backend: Backend) -> None:
+    x, y = torch.linspace(1, 3, 61).bfloat16(), torch.linspace(2, 9, 61).bfloat16()
+    whole, twice = backend.run("x * y + y, bf16(x * y) + y", x, y)
+    same(whole, (x.float() * y.float() + y.float()).bfloat16())
+    same(twice, ((x * y).float() + y.float()).bfloat16())
+    assert (whole != twice).any()
+
+
+# -- numbers -------------------------------------------------------------------------------------------------------
+
+_LITERALS: list[tuple[str, Any]] = [
+    ("0.1", 0.1), ("3", 3), ("-7", -7), ("2.5", 2.5), ("1e-5", 1e-5), ("inf", math.inf), ("nan", math.nan),
+    ("pi", math.pi), ("true", True),
+]  # fmt: skip
+
+
+@on_every_backend
+@pytest.mark.parametrize("name", DTYPES)
+def test_literals_are_weakly_typed(backend: Backend, name: str) -> None:
+    dtype = dtype_of(name)
+    x = torch.tensor([0, 1, 1, 3]).to(dtype)
+    results = backend.run(", ".join(f"x + ({text})" for text, _ in _LITERALS), x)
+    for (text, value), actual in zip(_LITERALS, results, strict=True):
+        expected = x + value
+        assert actual.dtype is expected.dtype, text
+        assert_close(actual, expected, 0, what=f"{name} + {text}")
+
+
+@on_every_backend
+def test_large_and_exact_literals(backend: Backend) -> None:
+    x = torch.tensor([0, 1, -1])
+    wide, mask, shifted = backend.run("x + 9223372036854775807, x & 4611686018427387904, x * 4294967297", x)  # fmt: skip
+    same(wide, x + (2**63 - 1))
+    same(mask, x & 2**62)
+    same(shifted, x * 4294967297)
+    y = torch.tensor([1.0, 3.0], dtype=torch.float64)
+    tenth, third = backend.run("y * 0.1, y + 1/3", y)
+    same(tenth, y * 0.1)
+    same(third, y + 1 / 3)
+
+
+@on_every_backend
+@pytest.mark.parametrize("name", DTYPES)
+def test_numbers_at_run_time(backend: Backend, name: str) -> None:
+    """The type and value of x * s + x is PyTorch's for every kind of number, and a new value builds nothing."""
+    dtype = dtype_of(name)
+    x = torch.tensor([0, 1, 1, 3]).to(dtype)
+    function = backend.compile("x * s + x")
+    for kind, numbers in {"float": (2.5, 0.1, -3.25, 1.0, 0.0), "int": (3, -2, 1, 0), "bool": (True, False)}.items():  # fmt: skip
+        before = fusec.stats()
+        for position, number in enumerate(numbers):
+            actual = function(backend.place(x), number).cpu()
+            expected = x * number + x
+            assert actual.dtype is expected.dtype, (kind, number)
+            wide = expected.dtype in (torch.float16, torch.bfloat16)
+            expected = (x.float() * number + x.float()).to(dtype) if wide else expected
+            assert_close(actual, expected, 0, what=f"{name} * {number}")
+            if position == 0:
+                before = fusec.stats()
+        assert fusec.stats() == before, kind
+    assert len(function.variants) <= 3
+
+
+@on_every_backend
+def test_integer_numbers_wrap_as_the_tensor_does(backend: Backend) -> None:
+    x = torch.tensor([1, 2], dtype=torch.uint8)
+    same(backend.one("x + s", x, 300), torch.tensor([45, 46], dtype=torch.uint8))
+    same(backend.one("x + s", x, -1), torch.tensor([0, 1], dtype=torch.uint8))
+    same(backend.one("x + 300", x), torch.tensor([45, 46], dtype=torch.uint8))
+
+
+@pytest.mark.parametrize("position", [0, 1])
+def test_a_number_beyond_64_bits_is_refused_at_every_call(position: int) -> None:
+    function = fusec.compile("x + s")
+    x = torch.ones(3)
+    if position:
+        function(x, 1)
+    with pytest.raises(DTypeError, match="64 bits"):
+        function(x, 2**64)
+
+
+# -- composites ----------------------------------------------------------------------------------------------------
+
+
+def torch_function(row: Derived) -> Callable[..., torch.Tensor] | None:
+    """The function of PyTorch that a composite agrees with."""
+    if row.torch is None:
+        return None
+    place: Any = torch.nn.functional if row.torch.startswith("F.") else torch
+    return getattr(place, row.torch.removeprefix("F."))  # type: ignore[no-any-return]
+
+
+_FUNCTIONAL = [r for r in rows() if not r.reduction and r.torch and all(not p.keyword_only for p in r.parameters)]
+_DEFAULTS = {"clamp": (-1.5, 2.0), "clamp_min": (-1.5,), "clamp_max": (2.0,), "softplus": (2.0, 20.0)}
+_TESTED = [r for r in _FUNCTIONAL if sum(p.default is None for p in r.parameters) == 1 or r.name in _DEFAULTS]
+_TWO = [r for r in _FUNCTIONAL if r.name in ("hypot", "xlogy", "logaddexp", "heaviside")]
