@@ -1,4 +1,5 @@
-"""The public API: :func:`compile` a formula into a :class:`CompiledFunction` and call it with tensors.
+"""The public API: :func:`compile` a formula into a :class:`CompiledFunction` and call it with
+tensors.
 
 May import everything but the command line.
 """
@@ -50,7 +51,10 @@ keep_tables(_ParserTables())
 
 @dataclass(frozen=True, slots=True)
 class Stats:
-    """What this process has done: kernels built (or loaded from the cache on disk) and plans made."""
+    """What this process has done:
+
+    Kernels built (or loaded from the cache on disk) and plans made.
+    """
 
     compiles: int
     specializations: int
@@ -70,12 +74,14 @@ def compile(
     keepdim: bool = False,
     name: str | None = None,
 ) -> CompiledFunction:
-    """Compile a formula; kernels are built when the function is first called with tensors of a new kind.
+    """Compile a formula; kernels are built when the function is first called with tensors of a new
+    kind.
 
-    ``inputs`` fixes the order of the arguments (default: first appearance). ``backend`` is ``auto`` (Triton for CUDA
-    tensors, C++ for CPU tensors), ``triton``, ``cpp`` or ``torch`` (the reference, which needs no compiler).
-    ``numerics`` is ``torch`` (as accurate as eager PyTorch or better), ``precise`` or ``fast``. ``keepdim=True`` keeps
-    reduced axes of outputs with length 1. ``name`` names the kernel.
+    ``inputs`` fixes the order of the arguments (default: first appearance). ``backend`` is ``auto``
+    (Triton for CUDA tensors, C++ for CPU tensors), ``triton``, ``cpp`` or ``torch`` (the reference,
+    which needs no compiler). ``numerics`` is ``torch`` (as accurate as eager PyTorch or better),
+    ``precise`` or ``fast``. ``keepdim=True`` keeps reduced axes of outputs with length 1. ``name``
+    names the kernel.
 
     Raises ParseError and UnknownNameError; shapes and types are checked at a call.
     """
@@ -132,7 +138,7 @@ class CompiledFunction:
         self._once = OncePerKey()
         self.__name__ = formula.name
 
-    # -- what it is ---------------------------------------------------------------------------------------------
+    # -- what it is -------------------------------------------------------------------------------
 
     @property
     def inputs(self) -> tuple[str, ...]:
@@ -154,13 +160,14 @@ class CompiledFunction:
         shown = text if len(text) <= 60 else text[:57] + "..."
         return f"<fusec.CompiledFunction {shown!r} of {', '.join(self.inputs)}>"
 
-    # -- calling ------------------------------------------------------------------------------------------------
+    # -- calling ----------------------------------------------------------------------------------
 
     def __call__(self, *args: Any, out: Any = None, **named: Any) -> Any:
         """The result, a tensor or a tuple of tensors, on the device of the inputs.
 
-        Inputs are tensors, NumPy arrays (then the results are arrays) or Python numbers. ``out`` takes the result: a
-        tensor, or a tuple of them, of the right shape, type and device; it may share memory with an input.
+        Inputs are tensors, NumPy arrays (then the results are arrays) or Python numbers. ``out``
+        takes the result: a tensor, or a tuple of them, of the right shape, type and device; it may
+        share memory with an input.
         """
         values = (
             list(args)
@@ -173,14 +180,17 @@ class CompiledFunction:
     def bind(self, *args: Any, **named: Any) -> BoundCall:
         """A prepared call for inputs of these shapes, strides and types: the least work per call.
 
-        The bound call takes tensors like the ones given (or nothing: then those) in the order of the inputs, does not
-        look at them again, and returns fresh outputs.
+        The bound call takes tensors like the ones given (or nothing: then those) in the order of
+        the inputs, does not look at them again, and returns fresh outputs.
         """
         call = Call(self._formula, self._by_name(args, named), None, self._backend)
         return BoundCall(self._prepared(call), call)
 
     def _by_name(self, args: Sequence[Any], named: dict[str, Any]) -> list[Any]:
-        """Arguments in the order of the inputs; UnknownNameError for a missing, extra or repeated one."""
+        """Arguments in the order of the inputs;
+
+        UnknownNameError for a missing, extra or repeated one.
+        """
         names = self.inputs
         if len(args) > len(names):
             raise UnknownNameError(
@@ -217,7 +227,7 @@ class CompiledFunction:
         arguments = call.arguments
         special = self._specialization(arguments)
         call.check_count(special)
-        return prepare(special, arguments, call.backend, call.device, call.aligned)
+        return prepare(special, arguments, call.backend, call.device, call.aligned, call.given)
 
     def _specialization(self, arguments: Sequence[Argument]) -> Specialization:
         special: Specialization = self._once.get(
@@ -225,13 +235,15 @@ class CompiledFunction:
         )
         return special
 
-    # -- looking ------------------------------------------------------------------------------------------------
+    # -- looking ----------------------------------------------------------------------------------
 
     def show(self, stage: str = "triton", *example_inputs: Any, target: str | None = None) -> str:
-        """The formula at ``stage``: formula graph plan kernel triton cpp ttir ttgir llir ptx sass amdgcn.
+        """The formula at ``stage``: formula graph plan kernel triton cpp ttir ttgir llir ptx sass
+        amdgcn.
 
-        ``example_inputs`` (tensors, also on the meta device) fix types and layouts; without them every input is a
-        float32 matrix of 4096 x 4096. ``target`` (``sm_90``, ``gfx942``) needs no such GPU. Raises UnsupportedError.
+        ``example_inputs`` (tensors, also on the meta device) fix types and layouts; without them
+        every input is a float32 matrix of 4096 x 4096. ``target`` (``sm_90``, ``gfx942``) needs no
+        such GPU. Raises UnsupportedError.
         """
         from fusec.runtime.show import example_arguments, show
 

@@ -175,7 +175,9 @@ def reduction_tolerance(dtype: torch.dtype, terms: int) -> float:
 _SPECIAL = (float("nan"), float("inf"), float("-inf"), 0.0, -0.0)
 
 
-def floats(dtype: torch.dtype, low: float = -4.0, high: float = 4.0, count: int = 41) -> torch.Tensor:
+def floats(
+    dtype: torch.dtype, low: float = -4.0, high: float = 4.0, count: int = 41
+) -> torch.Tensor:
     """Values between ``low`` and ``high``, then NaN, infinities, zeros, subnormals, tiny, large and huge ones."""
     info = torch.finfo(dtype)
     edges = (info.smallest_normal, info.smallest_normal * 0.5, info.eps, 1.0, 88.5, info.max * 0.5)
@@ -192,7 +194,9 @@ def integers(dtype: torch.dtype) -> torch.Tensor:
     return torch.tensor(found, dtype=dtype)
 
 
-def values(dtype: torch.dtype, low: float = -4.0, high: float = 4.0, count: int = 41) -> torch.Tensor:
+def values(
+    dtype: torch.dtype, low: float = -4.0, high: float = 4.0, count: int = 41
+) -> torch.Tensor:
     """Ordinary and special values of any type."""
     if dtype is torch.bool:
         return torch.tensor([True, False, False, True, True])

@@ -34,6 +34,11 @@ def is_ieee(program: Program) -> bool:
     return _INEXACT.search(program.formula) is None
 
 
+def takes_tensors(program: Program) -> bool:
+    """Whether some input of the program is a tensor, which a call needs."""
+    return any(shape is not None for _, shape in program.inputs.values())
+
+
 def compile_program(program: Program, backend: str, *, fuse: bool = True) -> CompiledFunction:
     """The program for a backend; ``fuse=False`` gives every reduction and output a kernel of its own."""
     whole = fusec.compile(program.formula, backend=backend, inputs=list(program.inputs))

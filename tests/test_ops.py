@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import math
-import operator
 from collections.abc import Callable
 from typing import Any
 
+import numpy
 import pytest
 import torch
 
@@ -18,7 +18,6 @@ from fusec.ir.ops import Op, Rule, elementwise
 from tests.oracle import (
     BACKENDS,
     DTYPES,
-    EAGER,
     FLOAT8,
     FLOATS,
     INTEGERS,
@@ -38,12 +37,17 @@ BINARY = [op for op in elementwise() if op.arity == 2]
 SHORT = {d.torch: d.name for d in ALL}
 
 # Units in the last place that a function may be off by in float32 and float64, where it is not 1.
-ULPS = {"lgamma": 4, "pow": 1, "tan": 2}
+ULPS = {"lgamma": 4, "erfc": 4, "sinh": 2, "tan": 2}
 CUDA_ULPS = {
     "exp": 2, "exp2": 2, "log2": 2, "log10": 2, "log1p": 2, "rsqrt": 2, "sin": 2, "cos": 2, "tan": 4, "asin": 2,
     "acos": 2, "atan": 2, "sinh": 3, "cosh": 2, "tanh": 2, "asinh": 3, "acosh": 4, "atanh": 3, "atan2": 3, "erf": 2,
     "erfc": 5, "lgamma": 8, "pow": 4,
 }  # fmt: skip
+
+
+def compute_type(dtype: torch.dtype) -> torch.dtype:
+    """The type that arithmetic on floats of ``dtype`` runs in."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
 
 
 def spelled(op: Op, *args: str) -> str:
@@ -84,7 +88,7 @@ def absolute(op: Op, dtype: torch.dtype, backend: Backend) -> float:
 def test_unary_ops_of_floats(backend: Backend, name: str) -> None:
     dtype = dtype_of(name)
     ops = [op for op in UNARY if op.rule is not Rule.BITWISE]
-    x = torch.cat([floats(dtype, count=83), floats(dtype, *(-1.0, 8.0), count=40)])
+    x = torch.cat([floats(dtype, count=83), floats(dtype, -1.0, 8.0, count=40)])
     results = backend.run(", ".join(spelled(op, "x") for op in ops), x)
     for op, actual in zip(ops, results, strict=True):
         expected = reference_of(op)(x.double())
@@ -135,7 +139,6 @@ def test_binary_ops_of_floats(backend: Backend, name: str) -> None:
     ops = [op for op in BINARY if op.rule is not Rule.BITWISE]
     a, b = pairs(floats(dtype, count=18), floats(dtype, -3.0, 5.0, count=14))
     results = backend.run(", ".join(spelled(op, "a", "b") for op in ops), a, b)
-    compute = torch.float64 if dtype is torch.float64 else torch.float32
     for op, actual in zip(ops, results, strict=True):
         what = f"{op.name} {name}"
         if op.rule is Rule.BOOL:
@@ -143,14 +146,29 @@ def test_binary_ops_of_floats(backend: Backend, name: str) -> None:
             continue
         assert actual.dtype is dtype
         exact = op.name in _EXACT_FLOAT
-        width = compute if exact else torch.float64
+        width = compute_type(dtype) if exact else torch.float64
         expected = reference_of(op)(a.to(width), b.to(width))
+        if op.name in ("fmod", "remainder"):
+            own = fmod if op.name == "fmod" else remainder
+            expected = own(a.to(width), b.to(width))
         most = 0 if exact and not backend.is_cuda else bound(op, dtype, backend)
         if op.name in ("add", "sub", "mul", "div", "maximum", "minimum", "copysign"):
             most = 1 if op.name == "div" and backend.is_cuda and dtype.itemsize == 2 else 0
         assert_close(
             actual, expected, most, absolute=absolute(op, dtype, backend), what=what, inputs=[a, b]
         )
+
+
+def fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """C's fmod, which is exact; PyTorch's gives NaN on the CPU where a / b overflows."""
+    with numpy.errstate(invalid="ignore"):
+        return torch.from_numpy(numpy.fmod(a.numpy(), b.numpy()))
+
+
+def remainder(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:
+    """fmod moved to the sign of b."""
+    rest = fmod(a, b)
+    return torch.where((rest != 0) & ((b < 0) != (rest < 0)), rest + b, rest)
 
 
 def wrap(number: int, dtype: torch.dtype) -> int:
@@ -179,7 +197,12 @@ INTEGER_OPS: dict[str, Callable[[int, int, torch.dtype], int | bool]] = {
     "bit_and": lambda a, b, t: a & b,
     "bit_or": lambda a, b, t: a | b,
     "bit_xor": lambda a, b, t: a ^ b,
-    **{name: (lambda a, b, t, f=getattr(operator, name): f(a, b)) for name in ("lt", "le", "gt", "ge", "eq", "ne")},
+    "lt": lambda a, b, t: a < b,
+    "le": lambda a, b, t: a <= b,
+    "gt": lambda a, b, t: a > b,
+    "ge": lambda a, b, t: a >= b,
+    "eq": lambda a, b, t: a == b,
+    "ne": lambda a, b, t: a != b,
 }  # fmt: skip
 
 
@@ -261,9 +284,36 @@ def cast_values(dtype: torch.dtype) -> torch.Tensor:
     """Values at and beside the ties of the narrower floats."""
     if not dtype.is_floating_point:
         return values(dtype)
-    ties = [1 + 2.0**-k for k in (4, 8, 9, 11, 12, 24, 25)] + [1 + 3 * 2.0**-k for k in (4, 8, 11, 24)]
-    more = [2.5, 3.5, -2.5, 127.9, -128.9, 255.5, 447.0, 448.0, 464.0, 465.0, 57344.0, 61440.0, 65504.0, 65519.0]
-    more += [65520.0, 2.0**-24, 2.0**-25, 3 * 2.0**-26, 2.0**-133, 2.0**-134, 3.3e38, 3.4e38, 2.0**31 - 1]
+    ties = [1 + 2.0**-k for k in (4, 8, 9, 11, 12, 24, 25)] + [
+        1 + 3 * 2.0**-k for k in (4, 8, 11, 24)
+    ]
+    more = [
+        2.5,
+        3.5,
+        -2.5,
+        127.9,
+        -128.9,
+        255.5,
+        447.0,
+        448.0,
+        464.0,
+        465.0,
+        57344.0,
+        61440.0,
+        65504.0,
+        65519.0,
+    ]
+    more += [
+        65520.0,
+        2.0**-24,
+        2.0**-25,
+        3 * 2.0**-26,
+        2.0**-133,
+        2.0**-134,
+        3.3e38,
+        3.4e38,
+        2.0**31 - 1,
+    ]
     return torch.cat([floats(dtype), torch.tensor([*ties, *more], dtype=torch.float64).to(dtype)])
 
 
@@ -278,8 +328,17 @@ def test_casts_from_every_type_to_every_type(backend: Backend, name: str) -> Non
         kind = dtype_of(target)
         assert actual.dtype is kind
         keep = representable(x, kind)
-        same(actual[keep].float() if target in FLOAT8 else actual[keep],
-             x[keep].to(kind).float() if target in FLOAT8 else x[keep].to(kind), f"{name} to {target}")  # fmt: skip
+        actual, expected = actual[keep], converted(x[keep], kind)
+        if target in FLOAT8:
+            actual, expected = actual.float(), expected.float()
+        same(actual, expected, f"{name} to {target}")
+
+
+def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """PyTorch's conversion; before 2.13 its e4m3 became NaN beyond 448, where it now stops."""
+    if dtype is torch.float8_e4m3fn:
+        x = x.to(compute_type(x.dtype)).clamp(-448, 448)
+    return x.to(dtype)
 
 
 def all_float8(dtype: torch.dtype) -> torch.Tensor:
@@ -295,16 +354,14 @@ def test_float8_is_storage(backend: Backend, name: str) -> None:
     total, back, largest = backend.run(f"x * 1.25 + x, {short}(x * 1.25), maximum(x, 0)", x)
     same(total, x.float() * 1.25 + x.float())
     assert back.dtype is dtype
-    same(back.float(), (x.float() * 1.25).to(dtype).float())
+    same(back.float(), converted(x.float() * 1.25, dtype).float())
     same(largest, torch.maximum(x.float(), torch.zeros(())))
 
 
 @on_every_backend
 def test_a_cast_to_a_narrow_float_rounds_in_the_middle(backend: Backend) -> None:
     x = torch.linspace(-3, 3, 61)
-    kept, rounded = backend.run("(x + 1/3) * 3, bf16(x + 1/3) * 3.0f", x) if False else backend.run(
-        "(x + 1/3) * 3, f32(bf16(x + 1/3)) * 3", x
-    )  # fmt: skip
+    kept, rounded = backend.run("(x + 1/3) * 3, f32(bf16(x + 1/3)) * 3", x)
     same(rounded, (x + 1 / 3).bfloat16().float() * 3)
     assert (kept != rounded).any()
 
@@ -335,6 +392,8 @@ def test_literals_are_weakly_typed(backend: Backend, name: str) -> None:
     for (text, value), actual in zip(_LITERALS, results, strict=True):
         expected = x + value
         assert actual.dtype is expected.dtype, text
+        if dtype.is_floating_point:  # PyTorch rounds the number to 16 bits first, on the CPU alone
+            expected = (x.to(compute_type(dtype)) + value).to(dtype)
         assert_close(actual, expected, 0, what=f"{name} + {text}")
 
 
@@ -402,7 +461,107 @@ def torch_function(row: Derived) -> Callable[..., torch.Tensor] | None:
     return getattr(place, row.torch.removeprefix("F."))  # type: ignore[no-any-return]
 
 
-_FUNCTIONAL = [r for r in rows() if not r.reduction and r.torch and all(not p.keyword_only for p in r.parameters)]
-_DEFAULTS = {"clamp": (-1.5, 2.0), "clamp_min": (-1.5,), "clamp_max": (2.0,), "softplus": (2.0, 20.0)}
-_TESTED = [r for r in _FUNCTIONAL if sum(p.default is None for p in r.parameters) == 1 or r.name in _DEFAULTS]
-_TWO = [r for r in _FUNCTIONAL if r.name in ("hypot", "xlogy", "logaddexp", "heaviside")]
+_FUNCTIONAL = [
+    r
+    for r in rows()
+    if not r.reduction and r.torch and all(not p.keyword_only for p in r.parameters)
+]
+_DEFAULTS: dict[str, tuple[float, ...]] = {
+    "clamp": (-1.5, 2.0),
+    "clamp_min": (-1.5,),
+    "clamp_max": (2.0,),
+    "softplus_3": (2.0, 20.0),
+}
+_TESTED = [
+    r
+    for r in _FUNCTIONAL
+    if sum(p.default is None for p in r.parameters) == 1 or r.name in _DEFAULTS
+]
+
+
+def derived_bound(dtype: torch.dtype) -> tuple[float, float]:
+    """Ulp and absolute error of a composite: a few roundings, and the cancellation in its own formula."""
+    if dtype.itemsize == 2:
+        return 1, torch.finfo(torch.float32).eps * 8
+    return 8, torch.finfo(dtype).eps * 8
+
+
+@on_every_backend
+@pytest.mark.parametrize("name", FLOATS)
+def test_composites_of_one_value(backend: Backend, name: str) -> None:
+    dtype = dtype_of(name)
+    x = torch.cat([torch.linspace(-9, 25, 69, dtype=torch.float64).to(dtype), torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0], dtype=dtype)])  # fmt: skip
+    calls = [f"{r.name}({', '.join(map(str, ['x', *_DEFAULTS.get(key(r), ())]))})" for r in _TESTED]
+    results = backend.run(", ".join(calls), x)
+    most, absolute = derived_bound(dtype)
+    for row, actual in zip(_TESTED, results, strict=True):
+        function = torch_function(row)
+        assert function is not None
+        expected = function(x.double(), *_DEFAULTS.get(key(row), ()))
+        if not expected.dtype.is_floating_point:
+            same(actual, expected, row.name)
+            continue
+        assert actual.dtype is dtype
+        assert_close(
+            actual, expected, most, absolute=absolute, what=f"{row.name} {name}", inputs=[x]
+        )
+
+
+def key(row: Derived) -> str:
+    """Two rows are called softplus."""
+    return f"{row.name}_{len(row.parameters)}" if row.name == "softplus" else row.name
+
+
+@on_every_backend
+@pytest.mark.parametrize("name", FLOATS)
+def test_composites_of_two_values(backend: Backend, name: str) -> None:
+    dtype = dtype_of(name)
+    some = torch.tensor([-3.0, -1.0, -0.0, 0.0, 0.5, 2.0, 7.0, math.inf, -math.inf, math.nan])
+    a, b = pairs(some.to(dtype), some.to(dtype))
+    w = torch.linspace(-1, 2, len(a)).to(dtype)
+    names = ["hypot(a, b)", "xlogy(a, b)", "logaddexp(a, b)", "heaviside(a, b)", "swiglu(a, b)", "geglu(a, b)", "lerp(a, b, w)"]  # fmt: skip
+    results = backend.run(", ".join(names), a=a, b=b, w=w)
+    wide = [a.double(), b.double()]
+    silu, gelu = torch.nn.functional.silu, torch.nn.functional.gelu
+    finite = a.isfinite() & b.isfinite()
+    expected = [
+        torch.hypot(*wide),
+        torch.xlogy(*wide),
+        torch.logaddexp(*wide),
+        torch.heaviside(*wide),
+    ]
+    expected += [silu(wide[0]) * wide[1], gelu(wide[0]) * wide[1], torch.lerp(*wide, w.double())]
+    most, absolute = derived_bound(dtype)
+    for text, actual, right in zip(names, results, expected, strict=True):
+        keep = finite if text.startswith("lerp") else torch.ones_like(finite)
+        assert actual.dtype is dtype
+        assert_close(
+            actual[keep], right[keep], most, absolute=absolute, what=text, inputs=[a[keep], b[keep]]
+        )
+
+
+@on_every_backend
+def test_gelu_tanh_and_relu2(backend: Backend) -> None:
+    x = torch.linspace(-6, 6, 97)
+    tanh, squared = backend.run("gelu_tanh(x), relu2(x)", x)
+    right = torch.nn.functional.gelu(x.double(), approximate="tanh")
+    assert_close(tanh, right, 4, absolute=1e-6, what="gelu_tanh")
+    same(squared, torch.relu(x) ** 2)
+
+
+@pytest.mark.parametrize("numerics", ["precise", "fast"])
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_other_numerics_stay_close(backend: Backend, numerics: str) -> None:
+    x = torch.linspace(-4, 4, 65)
+    function = backend.compile(
+        "tanh(x) / (2 + exp(x)), gelu_tanh(x), sqrt(abs(x))", numerics=numerics
+    )
+    results = [r.cpu() for r in function(backend.place(x))]
+    wide = x.double()
+    expected = [
+        wide.tanh() / (2 + wide.exp()), torch.nn.functional.gelu(wide, approximate="tanh"), wide.abs().sqrt(),
+    ]  # fmt: skip
+    for actual, right in zip(results, expected, strict=True):
+        assert_close(
+            actual, right, 4 if numerics == "precise" else 32, absolute=2e-6, what=numerics
+        )

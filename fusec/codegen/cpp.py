@@ -1,7 +1,9 @@
-"""Kernel to C++ source: scalar loops over the helpers of ``fusec.h``, which the compiler turns into vector code.
+"""Kernel to C++ source: scalar loops over the helpers of ``fusec.h``, which the compiler turns into
+vector code.
 
-Rows are shared out over threads; along a row 64 lanes run side by side, whatever the machine's vectors, so a result does
-not depend on the processor. Where the rows are the contiguous axis the lanes are 64 rows. Prints, decides nothing.
+Rows are shared out over threads; along a row 64 lanes run side by side, whatever the machine's
+vectors, so a result does not depend on the processor. Where the rows are the contiguous axis the
+lanes are 64 rows. Prints, decides nothing.
 
 May import ``fusec.ir`` and the modules of ``codegen`` above it in the tree.
 """
@@ -35,6 +37,7 @@ from fusec.codegen.kernel import (
     Store,
     Sweep,
 )
+from fusec.codegen.uses import dtype_of, reads
 from fusec.codegen.writer import Writer
 from fusec.ir.dtypes import I32, I64, DType
 from fusec.ir.ops import OPS, Infix, Lowering, Op, Template
@@ -97,7 +100,10 @@ def _float(number: float, dtype: DType) -> str:
 
 
 def print_cpp(kernel: Kernel) -> str:
-    """The source of ``kernel``: one ``extern "C"`` function that runs the whole kernel on ``threads`` threads."""
+    """The source of ``kernel``:
+
+    One ``extern "C"`` function that runs the whole kernel on ``threads`` threads.
+    """
     writer = Writer("  ")
     for line in kernel.header:
         writer.line(f"// {line}".rstrip().rstrip("\\"))
@@ -140,7 +146,7 @@ class _Printer:
         with self.writer.block(opening, "}"):
             body()
 
-    # -- elementwise --------------------------------------------------------------------------------------------
+    # -- elementwise ------------------------------------------------------------------------------
 
     def _flat(self) -> None:
         self.writer.line("#pragma omp parallel for simd num_threads(threads) schedule(static)")
@@ -167,7 +173,7 @@ class _Printer:
     def _varies(self, statement: Stmt) -> bool:
         return not isinstance(statement, (Let, Load, Store)) or Level.COL in statement.level
 
-    # -- rows ---------------------------------------------------------------------------------------------------
+    # -- rows -------------------------------------------------------------------------------------
 
     def _rows(self) -> None:
         if self.kernel.config.lanes_along_rows:
@@ -228,10 +234,13 @@ class _Printer:
             return value
         return f"static_cast<{accumulator.dtype.cpp}>({value})"
 
-    # -- rows as lanes ------------------------------------------------------------------------------------------
+    # -- rows as lanes ----------------------------------------------------------------------------
 
     def _lanes_along_rows(self) -> None:
-        """64 rows side by side: each statement outside a sweep is a loop over them that remembers its values."""
+        """64 rows side by side:
+
+        Each statement outside a sweep is a loop over them that remembers its values.
+        """
         self.writer.line(_PARALLEL)
         with self.writer.block(
             "for (int64_t first = 0; first < rows; first += fusec::LANES) {", "}"
@@ -252,14 +261,15 @@ class _Printer:
             self._row_lane_block(pending, ())
 
     def _row_lane_block(self, statements: list[Stmt], later: Sequence[Stmt]) -> None:
-        """A loop over the rows of the block; what is read again later is remembered for each lane."""
+        """A loop over the rows of the block;
+
+        What is read again later is remembered for each lane.
+        """
         if not statements:
             return
-        used = _reads(later)
+        used = reads(later)
         made = {
-            s.name: _dtype(s)
-            for s in statements
-            if isinstance(s, (Let, Load)) and s.name in used
+            s.name: dtype_of(s) for s in statements if isinstance(s, (Let, Load)) and s.name in used
         }
         for name, dtype in made.items():
             self.writer.line(f"{dtype.cpp} {name}_lanes[fusec::LANES];")
@@ -280,7 +290,9 @@ class _Printer:
 
     @contextmanager
     def _row_lanes(self, statements: Sequence[Stmt]) -> Iterator[None]:
-        """A loop over the rows of the block, in which the remembered values that are read get their names back."""
+        """A loop over the rows of the block, in which the remembered values that are read get their
+        names back.
+        """
         self.writer.line(_SIMD)
         with self._loop("lane", "count"):
             self._recall_rows(statements)
@@ -289,13 +301,16 @@ class _Printer:
     def _recall_rows(self, statements: Sequence[Stmt]) -> None:
         self.writer.line("const int64_t row = first + lane;")
         self._variables(Level.ROW)
-        used = _reads(statements)
+        used = reads(statements)
         for name, dtype in self.row_values.items():
             if name in used:
                 self.writer.line(f"const {dtype.cpp} {name} = {self._remembered(name, dtype)};")
 
     def _remembered(self, name: str, dtype: DType) -> str:
-        """What a lane knows of its row; a running value may be wider than the result, or still lack its division."""
+        """What a lane knows of its row;
+
+        A running value may be wider than the result, or still lack its division.
+        """
         text = f"{name}_lanes[lane]"
         sweeps = [s for s in self.kernel.body if isinstance(s, Sweep)]
         made = next((a for s in sweeps for a in s.accumulators if a.name == name), None)
@@ -305,7 +320,7 @@ class _Printer:
             text = f"{text} / static_cast<{made.accumulate.cpp}>(cols)"
         return self._narrow(text, made)
 
-    # -- pieces -------------------------------------------------------------------------------------------------
+    # -- pieces -----------------------------------------------------------------------------------
 
     def _loop(self, variable: str, bound: str) -> AbstractContextManager[None]:
         return self.writer.block(
@@ -338,9 +353,8 @@ class _Printer:
             self._load(statement)
         elif isinstance(statement, Store):
             value = self._stored(statement.value, statement.storage)
-            self.writer.line(
-                f"{statement.access.buffer}[{self._address(statement.access)}] = {value};"
-            )
+            element = f"{statement.access.buffer}[{self._address(statement.access)}]"
+            self.writer.assign(element, f"{value};")
         elif isinstance(statement, Accumulate):
             self._accumulate(statement)
         elif isinstance(statement, Keep):
@@ -355,7 +369,7 @@ class _Printer:
             raise AssertionError(f"C++ kernels loop over their rows: {statement}")
 
     def _define(self, name: str, dtype: DType, text: str) -> None:
-        self.writer.line(f"const {dtype.cpp} {name} = {text};")
+        self.writer.assign(f"const {dtype.cpp} {name}", f"{text};")
 
     def _address(self, access: Access) -> str:
         parts = [
@@ -391,38 +405,3 @@ class _Printer:
             self.writer.line(f"{lanes.name} {form.symbol}= {self.dialect.text(value)};")
         else:
             self.writer.line(f"{lanes.name} = {self.dialect.text(joined)};")
-
-
-def _dtype(statement: Let | Load) -> DType:
-    return statement.value.dtype if isinstance(statement, Let) else statement.dtype
-
-
-def _expressions(statement: Stmt) -> list[Expr]:
-    if isinstance(statement, (Let, Store, Accumulate, Keep)):
-        return [statement.value]
-    if isinstance(statement, Load):
-        return list(statement.guards)
-    return []
-
-
-def _reads(statements: Iterable[Stmt]) -> set[str]:
-    """The values and index variables that statements read, those inside sweeps included."""
-    used: set[str] = set()
-    for statement in statements:
-        if isinstance(statement, Sweep):
-            used |= _reads(statement.body)
-        elif isinstance(statement, (Load, Store)):
-            used |= {t.variable for t in statement.access.terms}
-        used |= {name for e in _expressions(statement) for name in _names(e)}
-    return used
-
-
-def _names(expression: Expr) -> set[str]:
-    """The values an expression reads."""
-    if isinstance(expression, Ref):
-        return {expression.name}
-    if isinstance(expression, (Convert, Masked)):
-        return _names(expression.arg)
-    if isinstance(expression, Apply):
-        return {name for a in expression.args for name in _names(a)}
-    return set()

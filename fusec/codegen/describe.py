@@ -1,4 +1,5 @@
-"""A Kernel as text a person can read: parameters, index space, statements. For ``show --stage kernel`` only.
+"""A Kernel as text a person can read: parameters, index space, statements. For ``show --stage
+kernel`` only.
 
 May import the modules of ``codegen`` above it in the tree.
 """
@@ -35,7 +36,8 @@ def describe(kernel: Kernel) -> str:
     with writer.block(f"kernel {kernel.name}: {kernel.form.value}"):
         for pointer in kernel.pointers:
             writer.line(
-                f"buffer {pointer.name}: {pointer.storage.name}{', written' if pointer.written else ''}"
+                f"buffer {pointer.name}: {pointer.storage.name}"
+                f"{', written' if pointer.written else ''}"
             )
         for number in kernel.numbers:
             writer.line(f"number {number.name}: {number.dtype.name}")
@@ -55,7 +57,8 @@ def _body(statements: tuple[Stmt, ...], writer: Writer) -> None:
         if isinstance(statement, Sweep):
             for accumulator in statement.accumulators:
                 writer.line(
-                    f"{accumulator.lanes} : {accumulator.accumulate.name} = {accumulator.identity.value}"
+                    f"{accumulator.lanes} : {accumulator.accumulate.name}"
+                    f" = {accumulator.identity.value}"
                 )
             with writer.block("for each tile of the row:"):
                 _body(statement.body, writer)

@@ -1,7 +1,9 @@
-"""Expressions to text with the fewest parentheses: what every dialect shares, driven by the op table.
+"""Expressions to text with the fewest parentheses: what every dialect shares, driven by the op
+table.
 
-Precedences: 20 an atom, a call or an attribute; 13 a prefix; 12 and 11 the arithmetic infixes; 5 comparisons and bit
-operations, which Python and C order differently and which therefore never stand beside each other without parentheses.
+Precedences: 20 an atom, a call or an attribute; 13 a prefix; 12 and 11 the arithmetic infixes; 5
+comparisons and bit operations, which Python and C order differently and which therefore never stand
+beside each other without parentheses.
 
 May import ``fusec.errors``, ``fusec.ir`` and ``codegen.kernel``.
 """
@@ -22,7 +24,10 @@ PREFIX = 13
 
 
 class Dialect(ABC):
-    """How one language spells an expression. Depth is bounded by the lowering, so recursion is safe here."""
+    """How one language spells an expression.
+
+    Depth is bounded by the lowering, so recursion is safe here.
+    """
 
     name: str
 
@@ -90,13 +95,18 @@ class Dialect(ABC):
         )
 
     def operand(self, expression: Expr, least: int, strict: bool = False) -> str:
-        """``expression`` with parentheses if it binds less tightly than ``least``, or beside its like at the lowest."""
+        """``expression`` with parentheses if it binds less tightly than ``least``, or beside its
+        like at the lowest.
+        """
         text, precedence = self.render(expression, strict)
         return f"({text})" if precedence < least or precedence == 5 else text
 
 
 def shortest_float(value: float, dtype: DType) -> str:
-    """The fewest digits that read back as the same number of ``dtype``; always with a point or an exponent."""
+    """The fewest digits that read back as the same number of ``dtype``;
+
+    Always with a point or an exponent.
+    """
     text = repr(float(value))
     if dtype.bits == 32:
         wanted = struct.pack("<f", value)

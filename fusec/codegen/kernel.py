@@ -1,7 +1,9 @@
-"""The Kernel: one Region as a backend-neutral tile program. ``lower.py`` makes it, printers print it.
+"""The Kernel: one Region as a backend-neutral tile program. ``lower.py`` makes it, printers print
+it.
 
-A kernel walks ``rows`` by ``cols``. In the *flat* form there are only columns; in the *tile* form both are elementwise;
-in the *rows* form the columns are reduced. A value's ``level`` says which of the two it varies along.
+A kernel walks ``rows`` by ``cols``. In the *flat* form there are only columns; in the *tile* form
+both are elementwise; in the *rows* form the columns are reduced. A value's ``level`` says which of
+the two it varies along.
 
 May import ``fusec.ir``.
 """
@@ -65,7 +67,10 @@ class Apply:
 
 @dataclass(frozen=True, slots=True)
 class Convert:
-    """A value in another compute type; with ``through`` it is rounded to that storage type on the way."""
+    """A value in another compute type;
+
+    With ``through`` it is rounded to that storage type on the way.
+    """
 
     arg: Expr
     dtype: DType
@@ -88,7 +93,10 @@ Expr: TypeAlias = "Ref | Literal | Apply | Convert | Masked"
 
 @dataclass(frozen=True, slots=True)
 class Term:
-    """``variable * stride`` of an address; a stride is 1 or the name of a size or stride parameter."""
+    """``variable * stride`` of an address;
+
+    A stride is 1 or the name of a size or stride parameter.
+    """
 
     variable: str
     stride: int | str
@@ -120,7 +128,10 @@ class Let:
 
 @dataclass(frozen=True, slots=True)
 class Load:
-    """``name`` = the element at ``access``, widened from ``storage`` to ``dtype``. ``mask``: Level of the guards."""
+    """``name`` = the element at ``access``, widened from ``storage`` to ``dtype``.
+
+    ``mask``: Level of the guards.
+    """
 
     name: str
     access: Access
@@ -156,7 +167,10 @@ class Reduce:
 
 @dataclass(frozen=True, slots=True)
 class Accumulator:
-    """A running value of a sweep, one for each lane; ``name`` is what it is combined into after the sweep."""
+    """A running value of a sweep, one for each lane;
+
+    ``name`` is what it is combined into after the sweep.
+    """
 
     name: str
     lanes: str
@@ -223,9 +237,10 @@ class Number:
 
 @dataclass(frozen=True, slots=True)
 class Size:
-    """A size or stride parameter: an integer of the index type. ``source`` tells the launcher what to pass:
-    ("n",), ("rows",), ("cols",); ("row", k), ("col", k) the size of a merged axis; ("stride", operand, axis);
-    ("gather", operand) and ("length", operand) of a gather; ("dim", name)."""
+    """A size or stride parameter: an integer of the index type. ``source`` tells the launcher what
+    to pass: ("n",), ("rows",), ("cols",); ("row", k), ("col", k) the size of a merged axis;
+    ("stride", operand, axis); ("gather", operand) and ("length", operand) of a gather; ("dim",
+    name)."""
 
     name: str
     source: tuple[str | int, ...]
@@ -247,7 +262,10 @@ class Config:
 
 @dataclass(frozen=True, slots=True)
 class Variable:
-    """An index variable beyond ``row`` and ``col``: one axis of a flattened index. ``name = base // divisor % size``."""
+    """An index variable beyond ``row`` and ``col``:
+
+    One axis of a flattened index. ``name = base // divisor % size``.
+    """
 
     name: str
     base: str
@@ -258,7 +276,10 @@ class Variable:
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
-    """One kernel, ready to print. ``header`` is the comment at its top, ``origin`` the same facts as data."""
+    """One kernel, ready to print.
+
+    ``header`` is the comment at its top, ``origin`` the same facts as data.
+    """
 
     name: str
     form: Form

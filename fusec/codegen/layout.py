@@ -1,8 +1,9 @@
-"""How a Region's operands lie in memory: axes merged where every operand allows it, strides put into classes.
+"""How a Region's operands lie in memory: axes merged where every operand allows it, strides put
+into classes.
 
-Concrete sizes and strides go in; out comes a :class:`Layout` (hashable, free of numbers, the key of a variant) and the
-numbers that a launch of that variant needs. A stride class is 0 (the operand does not span the axis), 1, ``cols`` or
-``rows`` (equal to that size) or ``free`` (a parameter).
+Concrete sizes and strides go in; out comes a :class:`Layout` (hashable, free of numbers, the key of
+a variant) and the numbers that a launch of that variant needs. A stride class is 0 (the operand
+does not span the axis), 1, ``cols`` or ``rows`` (equal to that size) or ``free`` (a parameter).
 
 May import ``fusec.ir`` and ``fusec.passes.fuse``.
 """
@@ -18,17 +19,24 @@ from fusec.passes.fuse import Region
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """One way a Region touches a buffer: a load of an input or earlier result, a gather from an input, or a store."""
+    """One way a Region touches a buffer:
+
+    A load of an input or earlier result, a gather from an input, or a store.
+    """
 
     kind: str  # "input", "gather", "read", "root"
     name: str
     node: Node
-    shape: Shape  # what it spans, right-aligned against the space; a gather does not span its last axis
+    # what it spans, right-aligned against the space; a gather does not span its last axis
+    shape: Shape
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """The class of an arrangement. ``strides[operand][axis]``; row axes come first, then column axes."""
+    """The class of an arrangement.
+
+    ``strides[operand][axis]``; row axes come first, then column axes.
+    """
 
     rows: tuple[tuple[int, ...], ...]  # each merged axis as the space axes (positions) in it
     cols: tuple[tuple[int, ...], ...]
@@ -38,7 +46,10 @@ class Layout:
 
 @dataclass(frozen=True, slots=True)
 class Arrangement:
-    """A Layout with its numbers: sizes of the merged axes and each operand's strides, in elements."""
+    """A Layout with its numbers:
+
+    Sizes of the merged axes and each operand's strides, in elements.
+    """
 
     layout: Layout
     row_sizes: tuple[int, ...]
@@ -83,7 +94,10 @@ def operands(region: Region) -> tuple[Operand, ...]:
 
 
 def region_nodes(region: Region) -> list[Node]:
-    """The nodes a Region computes or loads, arguments first; results of earlier regions are leaves."""
+    """The nodes a Region computes or loads, arguments first;
+
+    Results of earlier regions are leaves.
+    """
     stop = {node for _, node in region.reads}
     order: list[Node] = []
     seen: set[Node] = set()
@@ -125,12 +139,13 @@ def arrange(
     sizes: Mapping[Dim, int],
     strides: Sequence[Sequence[int]],
 ) -> Arrangement:
-    """Merge axes and classify strides. ``strides[k]`` are operand k's own, one for each axis of its buffer's shape.
+    """Merge axes and classify strides. ``strides[k]`` are operand k's own, one for each axis of its
+    buffer's shape.
 
     A gather's strides include the gathered axis as the last.
     """
     rank = len(region.space)
-    extents = [1 if e == 1 else sizes[e] for e in region.space if isinstance(e, (int, Dim))]
+    extents = [sizes[e] if isinstance(e, Dim) else e for e in region.space]
     full: list[list[int]] = []
     spans: list[list[bool]] = []
     for operand, own in zip(accesses, strides, strict=True):
@@ -162,7 +177,7 @@ def _merge(
     extents: Sequence[int],
     pinned: set[int],
 ) -> list[tuple[int, ...]]:
-    """Join neighbours (outer to inner) that every operand steps through as if they were one axis."""
+    """Join neighbours, outer to inner, that every operand steps through as if they were one."""
     groups: list[tuple[int, ...]] = []
     for axis in axes:
         if groups:
@@ -195,7 +210,8 @@ def _classify(
     along_cols = {row_sizes[0]: "rows"} if len(row_sizes) == 1 else {}
     named = [along_rows] * len(row_groups) + [along_cols] * len(col_groups)
     merged = list(zip([*row_groups, *col_groups], [*row_sizes, *col_sizes], named, strict=True))
-    classes, numbers = [], []
+    classes: list[tuple[int | str, ...]] = []
+    numbers: list[tuple[int, ...]] = []
     span_end = 1
     for operand, span, stride in zip(accesses, spans, full, strict=True):
         row: list[int | str] = []

@@ -1,11 +1,14 @@
-"""Region and Config to Kernel: where each value is computed. Printers decide nothing; ``schedule.py`` made the Config.
+"""Region and Config to Kernel: where each value is computed. Printers decide nothing;
+``schedule.py`` made the Config.
 
-A row kernel runs in sweeps. Each reduction belongs to the first sweep in which everything it needs is known: softmax
-takes its maximum in sweep 1, its sum in sweep 2 and writes in sweep 3. A resident kernel holds the row, so its sweeps
-are stretches of straight code; a looped one reads the row again in every sweep, and where the backend can it keeps the
-costly values of an earlier sweep in a buffer.
+A row kernel runs in sweeps. Each reduction belongs to the first sweep in which everything it needs
+is known: softmax takes its maximum in sweep 1, its sum in sweep 2 and writes in sweep 3. A resident
+kernel holds the row, so its sweeps are stretches of straight code; a looped one reads the row again
+in every sweep, and where the backend can it keeps the costly values of an earlier sweep in a
+buffer.
 
-May import ``fusec.ir``, ``fusec.passes.fuse``, ``codegen.kernel``, ``codegen.layout`` and ``codegen.values``.
+May import ``fusec.ir``, ``fusec.passes.fuse``, ``codegen.kernel``, ``codegen.layout`` and
+``codegen.values``.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from textwrap import dedent
 
+from fusec.codegen.job import CPP, TRITON, Job, Target
 from fusec.codegen.kernel import (
     Accumulate,
     Accumulator,
@@ -36,7 +40,7 @@ from fusec.codegen.kernel import (
     Stmt,
     Sweep,
 )
-from fusec.codegen.values import CPP, TRITON, Job, Target, Values
+from fusec.codegen.values import Values
 from fusec.ir.dtypes import BOOL, F32, F64, I32, DType
 from fusec.ir.node import Node
 from fusec.ir.ops import OPS, Kind
@@ -46,7 +50,9 @@ __all__ = ["CPP", "TRITON", "Job", "Target", "lower"]
 
 
 def lower(job: Job) -> Kernel:
-    """The Kernel of ``job.region`` for operands laid out as ``job.layout``, with the choices of ``job.config``."""
+    """The Kernel of ``job.region`` for operands laid out as ``job.layout``, with the choices of
+    ``job.config``.
+    """
     values = Values(job)
     rows = job.form is Form.ROWS
     sweeps = _Sweeps(values)
@@ -67,7 +73,10 @@ def lower(job: Job) -> Kernel:
 
 
 def _sizes(values: Values) -> tuple[Size, ...]:
-    """The size parameters, the main ones first; a program that works on one row need not know how many there are."""
+    """The size parameters, the main ones first;
+
+    A program that works on one row need not know how many there are.
+    """
     job = values.job
     main = ("n",) if job.form is Form.FLAT else ("rows", "cols")
     if job.form is Form.ROWS and job.target.masks and job.config.block_rows == 1:
@@ -126,7 +135,10 @@ class _Body:
     _title: str = ""
 
     def add(self, title: str, statements: list[Stmt]) -> None:
-        """More statements under ``title``; arithmetic that follows a reduction needs no heading of its own."""
+        """More statements under ``title``;
+
+        Arithmetic that follows a reduction needs no heading of its own.
+        """
         if not statements:
             return
         continues = title == "compute" and self._title.startswith("reduce")
@@ -181,12 +193,16 @@ class _Sweeps:
         needed = self._plan_sweeps(reductions, stores, last)
         outside = [n for n in values.nodes if not values.varies(n)]
         body = _Body()
+        held: list[Stmt] = []  # stores of a resident sweep wait until what follows from it is known
         for sweep in range(1, last + 2):
             self._emit_rows([n for n in outside if self._stage[n] < sweep], body)
+            body.add("store", held)
+            held = []
             mine = [n for n in reductions if self._stage[n] == sweep]
             if mine or sweep in stores:
-                self._sweep(needed[sweep], mine, stores.get(sweep, []), body)
-        self._emit_rows(outside, body, [r for r in values.job.region.roots if not values.varies(r.node)])
+                held = self._sweep(needed[sweep], mine, stores.get(sweep, []), body)
+        of_rows = [r for r in values.job.region.roots if not values.varies(r.node)]
+        body.add("store", held + self._emit_rows(outside, body, of_rows))
         return body.statements
 
     def _is_reduction(self, node: Node) -> bool:
@@ -202,19 +218,22 @@ class _Sweeps:
             )
             self._stage[node] = below + self._is_reduction(node)
 
-    def _emit_rows(self, nodes: list[Node], body: _Body, roots: Sequence[Root] = ()) -> None:
-        """What is known once for each row."""
+    def _emit_rows(self, nodes: list[Node], body: _Body, roots: Sequence[Root] = ()) -> list[Stmt]:
+        """What is known once for each row; the stores of ``roots`` are for the caller to place."""
         work: list[Stmt] = []
         stores: list[Stmt] = []
         self.values.emit(nodes, work)
         self.values.store(roots, work, stores)
         body.straight("compute", work)
-        body.add("store", stores)
+        return stores
 
     def _plan_sweeps(
         self, reductions: list[Node], stores: dict[int, list[Root]], last: int
     ) -> dict[int, list[Node]]:
-        """The nodes along the columns that each sweep needs; those worth keeping get their buffer."""
+        """The nodes along the columns that each sweep needs;
+
+        Those worth keeping get their buffer.
+        """
         keeps = self.values.job.target.keeps and not self.values.job.config.lanes_along_rows
         costly = self._costly() if keeps else set()
         computed: set[Node] = set()
@@ -225,7 +244,8 @@ class _Sweeps:
             found, recalled = self._columns(roots, computed & costly)
             for node in self.values.nodes:
                 if node in recalled and node not in self.kept:
-                    self.kept[node] = self.values.names.user(f"{self.values.name(node)}_row")
+                    stem = self.values.job.graph.side.names.get(node, node.op.name)
+                    self.kept[node] = self.values.names.user(f"{stem}_row")
             computed |= found
             needed[sweep] = [n for n in self.values.nodes if n in found]
         return needed
@@ -241,7 +261,9 @@ class _Sweeps:
         return costly
 
     def _columns(self, roots: Iterable[Node], at_hand: set[Node]) -> tuple[set[Node], set[Node]]:
-        """The nodes along the columns that ``roots`` need, and those among them that ``at_hand`` offers."""
+        """The nodes along the columns that ``roots`` need, and those among them that ``at_hand``
+        offers.
+        """
         found: set[Node] = set()
         stack = list(roots)
         while stack:
@@ -255,8 +277,11 @@ class _Sweeps:
 
     def _sweep(
         self, needed: list[Node], reductions: list[Node], stores: list[Root], body: _Body
-    ) -> None:
-        """One pass over the row: straight code when it is resident, else a loop."""
+    ) -> list[Stmt]:
+        """One pass over the row:
+
+        Straight code when it is resident (the stores are returned), else a loop.
+        """
         values = self.values
         resident = values.job.config.resident
         outside = dict(values.at_hand)
@@ -276,13 +301,13 @@ class _Sweeps:
         values.store(stores, fresh, stored)
         if resident:
             body.straight(_title(values, reductions, []) or "compute", fresh)
-            body.add("store", stored)
-            return
+            return stored
         for node in needed:
             if node not in outside:
                 values.at_hand.pop(node, None)
         loop = Sweep((*fresh, *stored), tuple(a for a in running if a is not None))
         body.add(_title(values, reductions, stores), [loop])
+        return []
 
     def _reduce(self, node: Node, out: list[Stmt]) -> Accumulator | None:
         """Combine the argument of ``node`` along the row, or begin to."""
@@ -320,7 +345,10 @@ def _identity(node: Node, kind: DType) -> int | float:
 
 
 def _title(values: Values, reductions: list[Node], stores: list[Root]) -> str:
-    """What a sweep is for, in words: the names it makes, with the reduction where the name does not say it."""
+    """What a sweep is for, in words:
+
+    The names it makes, with the reduction where the name does not say it.
+    """
     parts = []
     if reductions:
         names = [(values.name(n), n.op.name) for n in reductions]

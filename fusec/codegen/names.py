@@ -9,20 +9,28 @@ import keyword
 import re
 
 _CPP = """
-alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t char32_t class compl
-concept const consteval constexpr constinit const_cast continue co_await co_return co_yield decltype default delete do
-double dynamic_cast else enum explicit export extern false float for friend goto if inline int long mutable namespace
-new noexcept not not_eq nullptr operator or or_eq private protected public register reinterpret_cast requires return
-short signed sizeof static static_assert static_cast struct switch template this thread_local throw true try typedef
-typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq
-int8_t int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t size_t ptrdiff_t std omp main NULL INFINITY NAN
-unix linux i386 errno stdin stdout stderr assert EOF
+alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t
+char32_t class compl concept const consteval constexpr constinit const_cast continue co_await
+co_return co_yield decltype default delete do double dynamic_cast else enum explicit export extern
+false float for friend goto if inline int long mutable namespace new noexcept not not_eq nullptr
+operator or or_eq private protected public register reinterpret_cast requires return short signed
+sizeof static static_assert static_cast struct switch template this thread_local throw true try
+typedef typeid typename union unsigned using virtual void volatile wchar_t while xor xor_eq int8_t
+int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t size_t ptrdiff_t std omp main NULL
+INFINITY NAN unix linux i386 errno stdin stdout stderr assert EOF
 """
-_CUDA = "__global__ __device__ __shared__ __restrict__ threadIdx blockIdx blockDim gridDim warpSize half float2 float4 dim3"
+_CUDA = """
+__global__ __device__ __shared__ __restrict__ threadIdx blockIdx blockDim gridDim warpSize half float2
+float4 dim3
+"""
 _TRITON = """
-tl triton libdevice self print range len min max abs sum float int bool str list tuple dict set object type id
+tl triton libdevice self print range len min max abs sum float int bool str list tuple dict set
+object type id
 """
-_FUSEC = "fusec i row col rows cols n mask row_mask col_mask BLOCK BLOCK_ROWS BLOCK_COLS LANES start count lane threads sweep"
+_FUSEC = """
+fusec i row col rows cols n mask row_mask col_mask
+BLOCK BLOCK_ROWS BLOCK_COLS LANES start count lane threads sweep
+"""
 
 RESERVED = frozenset(_CPP.split()) | frozenset(_CUDA.split()) | frozenset(_TRITON.split())
 RESERVED |= frozenset(_FUSEC.split()) | frozenset(keyword.kwlist) | frozenset(keyword.softkwlist)

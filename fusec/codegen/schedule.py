@@ -1,6 +1,8 @@
-"""The default choices about performance, as rules that can be read in one place. The tuner searches around them.
+"""The default choices about performance, as rules that can be read in one place. The tuner searches
+around them.
 
-Sizes enter only as classes (a power of two that covers the row), so that a new shape of a known class needs no build.
+Sizes enter only as classes (a power of two that covers the row), so that a new shape of a known
+class needs no build.
 
 May import ``fusec.ir`` and the modules of ``codegen`` above it in the tree.
 """
@@ -33,7 +35,9 @@ def choose_triton(form: Form, accesses: tuple[Operand, ...], arrangement: Arrang
 
 
 def _tile(arrangement: Arrangement, wide: bool) -> Config:
-    """Wide tiles where every operand is contiguous along the columns, square ones where one is transposed."""
+    """Wide tiles where every operand is contiguous along the columns, square ones where one is
+    transposed.
+    """
     if any(strides and strides[-1] not in (0, 1) for strides in arrangement.layout.strides):
         return Config(32, 64, warps=4, wide_index=wide)
     columns = min(_cover(arrangement.cols), ELEMENTS_PER_PROGRAM)
@@ -41,7 +45,10 @@ def _tile(arrangement: Arrangement, wide: bool) -> Config:
 
 
 def _rows(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -> Config:
-    """A row in registers while its tiles fit, else a loop; several rows a program when they are short."""
+    """A row in registers while its tiles fit, else a loop;
+
+    Several rows a program when they are short.
+    """
     block = _cover(arrangement.cols)
     tiles = sum(
         o.kind in ("input", "read") and _is_tile(k, arrangement) for k, o in enumerate(accesses)
@@ -66,7 +73,10 @@ def _cover(columns: int) -> int:
 
 
 def _rows_contiguous(arrangement: Arrangement) -> bool:
-    """Whether memory runs along the rows: some operand steps by 1 there, and none along the columns."""
+    """Whether memory runs along the rows:
+
+    Some operand steps by 1 there, and none along the columns.
+    """
     rows = len(arrangement.layout.rows)
     along_rows = any(
         s[rows - 1] == 1 and any(c != 0 for c in s[rows:])

@@ -1,4 +1,5 @@
-"""Kernel to Triton source: a complete Python file with one ``@triton.jit`` kernel. Prints, decides nothing.
+"""Kernel to Triton source: a complete Python file with one ``@triton.jit`` kernel. Prints, decides
+nothing.
 
 May import ``fusec.ir`` and the modules of ``codegen`` above it in the tree.
 """
@@ -29,8 +30,9 @@ from fusec.codegen.kernel import (
     Sweep,
 )
 from fusec.codegen.triton_helpers import HELPERS, needed
+from fusec.codegen.wrap import wrap
 from fusec.codegen.writer import Writer
-from fusec.ir.dtypes import BOOL, F32, I32, DType
+from fusec.ir.dtypes import BOOL, F8E5M2, F32, I32
 from fusec.ir.ops import OPS, Infix, Lowering, Op, Template
 
 
@@ -44,7 +46,10 @@ class _Triton(Dialect):
         return op.triton
 
     def literal(self, value: Literal, strict: bool) -> str:
-        """Python numbers are weak beside a block; where nothing fixes the type a typed scalar is made."""
+        """Python numbers are weak beside a block;
+
+        Where nothing fixes the type a typed scalar is made.
+        """
         text = _number(value)
         natural = value.dtype in (F32, I32, BOOL)
         return text if natural or not strict else f"tl.full([], {text}, tl.{value.dtype.triton})"
@@ -54,7 +59,14 @@ class _Triton(Dialect):
             inner = f"tl.full([], {_number(expression.arg)}, tl.{expression.arg.dtype.triton})"
         else:
             inner = self.operand(expression.arg, ATOM)
-        through = f".to(tl.{expression.through.triton})" if expression.through else ""
+        through = ""
+        narrow = expression.through
+        if narrow is not None and narrow.bits == 8 and expression.arg.dtype is not F32:
+            inner = f"{inner}.to(tl.float32)"
+        if narrow is F8E5M2:
+            inner = f"_f8e5m2({inner})"
+        elif narrow is not None:
+            through = f".to(tl.{narrow.triton})"
         # LLVM leaves a float beyond a narrow integer undefined; PyTorch wraps it, by way of int32.
         target = expression.dtype
         if expression.arg.dtype.is_float and target.is_integer and target.bits < 32:
@@ -63,7 +75,8 @@ class _Triton(Dialect):
 
     def masked(self, expression: Masked) -> tuple[str, int]:
         return (
-            f"tl.where({self._mask}, {self.text(expression.arg)}, {self.text(expression.identity)})",
+            f"tl.where({self._mask}, {self.text(expression.arg)}, "
+            f"{self.text(expression.identity)})",
             ATOM,
         )
 
@@ -196,21 +209,21 @@ class _Printer:
                 text = f"{text} % {variable.modulus}"
             writer.line(f"{variable.name} = {text}")
 
-    # -- statements ---------------------------------------------------------------------------------------------
+    # -- statements -------------------------------------------------------------------------------
 
     def _statements(self, statements: tuple[Stmt, ...], writer: Writer) -> None:
         for statement in statements:
             if isinstance(statement, Comment):
                 writer.line(f"# {statement.text}")
             elif isinstance(statement, Let):
-                writer.line(f"{statement.name} = {self._dialect.text(statement.value)}")
+                _line(writer, f"{statement.name} = {self._dialect.text(statement.value)}")
             elif isinstance(statement, Load):
                 self._load(statement, writer)
             elif isinstance(statement, Store):
                 self._store(statement, writer)
             elif isinstance(statement, Reduce):
                 value = self._dialect.text(statement.value)
-                writer.line(f"{statement.name} = {self._combine(statement.op, value)}")
+                _line(writer, f"{statement.name} = {self._combine(statement.op, value)}")
             elif isinstance(statement, Accumulate):
                 self._accumulate(statement, writer)
             elif isinstance(statement, Sweep):
@@ -238,15 +251,17 @@ class _Printer:
         if load.eviction:
             arguments.append(f'eviction_policy="{load.eviction}"')
         widen = "" if load.storage is load.dtype else f".to(tl.{load.dtype.triton})"
-        writer.line(f"{load.name} = tl.load({', '.join(arguments)}){widen}")
+        _line(writer, f"{load.name} = tl.load({', '.join(arguments)}){widen}")
 
     def _store(self, store: Store, writer: Writer) -> None:
         value = self._dialect.text(store.value)
+        if store.storage is F8E5M2:
+            value = f"_f8e5m2({value})"
         address = self._address(store.access)
         arguments = [address, value]
         if store.mask:
             arguments.append(f"mask={' & '.join(self._mask(store.mask))}")
-        writer.line(f"tl.store({', '.join(arguments)})")
+        _line(writer, f"tl.store({', '.join(arguments)})")
 
     def _combine(self, op: Op, value: str) -> str:
         """The lanes of a tile combined into one value for each row."""
@@ -265,28 +280,34 @@ class _Printer:
         form = joined.op.triton.pick(joined.operand, joined.fast)
         if isinstance(form, Infix):
             value = self._dialect.text(statement.value)
-            writer.line(f"{accumulator.lanes} {form.symbol}= {value}")
+            _line(writer, f"{accumulator.lanes} {form.symbol}= {value}")
         else:
-            writer.line(f"{accumulator.lanes} = {self._dialect.text(joined)}")
+            _line(writer, f"{accumulator.lanes} = {self._dialect.text(joined)}")
 
     def _sweep(self, sweep: Sweep, writer: Writer) -> None:
         shape = f"[{self._block()}]" if self._flat_rows else "[BLOCK_ROWS, BLOCK_COLS]"
         for accumulator in sweep.accumulators:
-            writer.line(f"{accumulator.lanes} = {self._start(accumulator, shape)}")
+            _line(writer, f"{accumulator.lanes} = {self._start(accumulator, shape)}")
         with writer.block(f"for start in range(0, cols, {self._block()}):"):
             writer.line(f"col = start + {self._lanes()}")
             writer.line(f"{self._col_mask} = col < cols")
             self._variables(Level.COL, writer)
             self._statements(sweep.body, writer)
         for accumulator in sweep.accumulators:
-            writer.line(f"{accumulator.name} = {self._combine(accumulator.op, accumulator.lanes)}")
+            _line(
+                writer, f"{accumulator.name} = {self._combine(accumulator.op, accumulator.lanes)}"
+            )
 
     def _start(self, accumulator: Accumulator, shape: str) -> str:
-        return f"tl.full({shape}, {_number(accumulator.identity)}, tl.{_triton_type(accumulator.accumulate)})"
+        return (
+            f"tl.full({shape}, {_number(accumulator.identity)}, tl.{accumulator.accumulate.triton})"
+        )
 
 
-def _triton_type(dtype: DType) -> str:
-    return dtype.triton
+def _line(writer: Writer, statement: str) -> None:
+    """A statement, wrapped as ``ruff format`` would wrap it."""
+    for line in wrap(statement, writer.width):
+        writer.line(line)
 
 
 def constants(kernel: Kernel) -> dict[str, int]:

@@ -1,6 +1,8 @@
-"""The small functions that generated Triton may need, by name. Printed above the kernel that calls them.
+"""The small functions that generated Triton may need, by name. Printed above the kernel that calls
+them.
 
-Each is written for a whole block and works for every type the op table sends to it. May import nothing.
+Each is written for a whole block and works for every type the op table sends to it. May import
+nothing.
 """
 
 from __future__ import annotations
@@ -35,13 +37,13 @@ def _tanh(x):
     return tl.where(tl.abs(x) < 0.125, near, far)
 """
 
-_LOG1P = '''
+_LOG1P = """
 @triton.jit
 def _log1p(x):
     # The logarithm cancels near 1, where four terms of the series are good to 2e-8.
     near = x * (1.0 - x * (0.5 - x * (0.33333334 - x * 0.25)))
     return tl.where(tl.abs(x) < 0.015625, near, tl.log(1.0 + x))
-'''
+"""
 
 _DIVIDE = """
 @triton.jit
@@ -70,7 +72,8 @@ def _mean(x, count, axis: tl.constexpr, keep_dims: tl.constexpr = False):
 _FLOOR_DIVIDE = """
 @triton.jit
 def _floor_divide(a, b):
-    # The quotient of what the remainder leaves is nearly whole, so rounding it cannot land on the wrong side.
+    # The quotient of what the remainder leaves is nearly whole, so rounding it cannot land on the
+    # wrong side.
     a, b = tl.broadcast(a, b)
     rest = libdevice.fmod(a, b)
     quotient = _divide(a - rest, b)
@@ -125,13 +128,22 @@ def _pow_int(a, b):
     a, b = tl.broadcast(a, b)
     one = a * 0 + 1
     odd = (b & 1) != 0
-    below = tl.where(a == 1, one, tl.where(a == -1, tl.where(odd, a, one), a * 0))
+    below = tl.where(a == 1, one, tl.where(a + 1 == 0, tl.where(odd, a, one), a * 0))
     result, square, left = one, a, tl.where(b < 0, b * 0, b)
     for _ in range(64):
         result = tl.where((left & 1) != 0, result * square, result)
         square = square * square
         left = left >> 1
     return tl.where(b < 0, below, result)
+"""
+
+_F8E5M2 = """
+@triton.jit
+def _f8e5m2(x):
+    # GPUs stop at the largest number, 57344; as in PyTorch what would round beyond it is infinite.
+    bits = x.to(tl.float8e5).to(tl.uint8, bitcast=True)
+    bits = tl.where(tl.abs(x) >= 61440.0, (bits & 128) | 124, bits).to(tl.uint8)
+    return bits.to(tl.float8e5, bitcast=True)
 """
 
 HELPERS: dict[str, str] = {
@@ -148,8 +160,9 @@ HELPERS: dict[str, str] = {
     "_remainder_int": _REMAINDER_INT,
     "_fmod_int": _FMOD_INT,
     "_pow_int": _POW_INT,
+    "_f8e5m2": _F8E5M2,
 }
-_CALL = re.compile(r"\b_[a-z_]+\b")
+_CALL = re.compile(r"\b_[a-z0-9_]+\b")
 
 
 def needed(text: str) -> list[str]:

@@ -1,9 +1,11 @@
 """Nodes to expressions and statements: names, parameters, loads and bindings of one kernel.
 
-A value gets a name when it is used twice, when the user gave it one, when it is constant along the columns, or when the
-expression that holds it would grow past ``INLINE_LIMIT`` operations; else it is written where it is used.
+A value gets a name when it is used twice, when the user gave it one, when it is constant along the
+columns, or when the expression that holds it would grow past ``INLINE_LIMIT`` operations; else it
+is written where it is used.
 
-May import ``fusec.ir``, ``fusec.passes.fuse``, ``codegen.kernel``, ``codegen.layout`` and ``codegen.names``.
+May import ``fusec.ir``, ``fusec.passes.fuse``, ``codegen.kernel``, ``codegen.layout`` and
+``codegen.names``.
 """
 
 from __future__ import annotations
@@ -11,10 +13,10 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from fusec.codegen.job import Job
 from fusec.codegen.kernel import (
     Access,
     Apply,
-    Config,
     Convert,
     Expr,
     Form,
@@ -31,51 +33,15 @@ from fusec.codegen.kernel import (
     Term,
     Variable,
 )
-from fusec.codegen.layout import Layout, Operand, region_nodes
+from fusec.codegen.layout import Operand, region_nodes
 from fusec.codegen.names import Names
 from fusec.ir.dtypes import BOOL, I32, I64, DType
-from fusec.ir.graph import Graph
 from fusec.ir.node import Dim, Node
 from fusec.ir.ops import OPS, Kind
-from fusec.passes.fuse import Region, Root
+from fusec.passes.fuse import Root
 
 INLINE_LIMIT = 5  # operations one printed expression may hold
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
-
-
-@dataclass(frozen=True, slots=True)
-class Target:
-    """What lowering has to know of a backend."""
-
-    name: str
-    masks: bool  # tiles overhang the data
-    keeps: bool  # a row's values can be buffered between sweeps
-    wide_sums: bool  # float32 sums accumulate in float64
-    wide_index: bool  # index variables are int64 whatever the sizes
-
-
-TRITON = Target("triton", masks=True, keeps=False, wide_sums=False, wide_index=False)
-CPP = Target("cpp", masks=False, keeps=True, wide_sums=True, wide_index=True)
-
-
-@dataclass(frozen=True, slots=True)
-class Job:
-    """All that determines a kernel."""
-
-    graph: Graph
-    region: Region
-    accesses: tuple[Operand, ...]
-    layout: Layout
-    config: Config
-    target: Target
-    numerics: str = "torch"
-
-    @property
-    def form(self) -> Form:
-        """Flat when one axis is left, tile for more, rows when some are reduced."""
-        if self.region.axes:
-            return Form.ROWS
-        return Form.TILE if self.layout.rows else Form.FLAT
 
 
 @dataclass(slots=True)
@@ -125,7 +91,9 @@ class Values:
                 self.pointers[operand.name, written] = pointer
 
     def _storage(self, operand: Operand) -> DType:
-        """Results kept between kernels hold the compute type, so that cutting a program changes no value."""
+        """Results kept between kernels hold the compute type, so that cutting a program changes no
+        value.
+        """
         node = operand.node.args[0] if operand.kind == "gather" else operand.node
         if operand.kind == "read":
             return node.dtype.compute
@@ -149,13 +117,16 @@ class Values:
         return Level.COL in self.levels[node]
 
     def fast(self, node: Node) -> bool:
-        """Whether the quick form of a function is accurate enough: 16-bit results, or the user asked."""
+        """Whether the quick form of a function is accurate enough:
+
+        16-bit results, or the user asked.
+        """
         operand = node.args[-1].dtype if node.args else node.dtype
         if self.job.numerics == "torch":
             return operand.is_float and operand.bits <= 16
         return self.job.numerics == "fast"
 
-    # -- names and parameters -----------------------------------------------------------------------------------
+    # -- names and parameters ---------------------------------------------------------------------
 
     def name(self, node: Node) -> str:
         """The name of a value in the kernel, the same wherever it is computed again."""
@@ -173,7 +144,8 @@ class Values:
             return f"{node.args[0].name}_at"
         if node.op.kind is Kind.REDUCTION:
             return self.job.graph.side.names.get(node, f"row_{node.op.name}")
-        return self.job.graph.side.names.get(node)
+        roots = (root.name for root in self.job.region.roots if root.node is node)
+        return self.job.graph.side.names.get(node) or next(roots, None)
 
     def size(self, name: str, *source: str | int) -> str:
         """The name of the size or stride parameter that ``source`` describes."""
@@ -228,10 +200,12 @@ class Values:
             guards |= Level.ROW
         return level & guards
 
-    # -- values -------------------------------------------------------------------------------------------------
+    # -- values -----------------------------------------------------------------------------------
 
     def emit(self, nodes: Iterable[Node], out: list[Stmt]) -> None:
-        """Make every one of ``nodes`` (arguments first) available, writing what that takes to ``out``."""
+        """Make every one of ``nodes`` (arguments first) available, writing what that takes to
+        ``out``.
+        """
         for node in nodes:
             if node in self.at_hand:
                 continue
@@ -252,15 +226,9 @@ class Values:
             case "index":
                 return self._index(node)
             case "size":
-                return Ref(
-                    self.size(
-                        f"size_{str(node.attribute('dim')).replace('.', '_')}",
-                        "dim",
-                        str(node.attribute("dim")),
-                    ),
-                    I64,
-                    Level.UNIFORM,
-                )
+                dim = str(node.attribute("dim"))
+                name = self.size(f"size_{dim.replace('.', '_')}", "dim", dim)
+                return self._position(name, Level.UNIFORM)
             case "gather":
                 return self._gather(node, out)
             case "cast":
@@ -286,7 +254,10 @@ class Values:
         return Ref(self.name(node), compute, level)
 
     def _gather(self, node: Node, out: list[Stmt]) -> Expr:
-        """A load at a computed position; outside its row it gives NaN (0 for integers) and touches no memory."""
+        """A load at a computed position;
+
+        Outside its row it gives NaN (0 for integers) and touches no memory.
+        """
         position = self._operand[node]
         base, level = node.args[0], self.levels[node]
         where = self.at_hand[node.args[1]]
@@ -319,7 +290,10 @@ class Values:
         return Ref(self.name(node), compute, level)
 
     def _length(self, base: Node, position: int) -> str:
-        """The parameter that holds the length of a gathered axis: ``cols`` where that is the same axis."""
+        """The parameter that holds the length of a gathered axis:
+
+        ``cols`` where that is the same axis.
+        """
         cols, space = self.job.layout.cols, self.job.region.space
         if self.job.form is Form.ROWS and len(cols) == 1 and len(cols[0]) == 1:
             extent = space[cols[0][0]]
@@ -333,18 +307,25 @@ class Values:
         side = "row" if any(axis in group for group in layout.rows) else "col"
         groups = layout.rows if side == "row" else layout.cols
         variable = self.variable(side, next(k for k, group in enumerate(groups) if axis in group))
-        level = self.levels[node]
+        return self._position(variable, self.levels[node])
+
+    def _position(self, name: str, level: Level) -> Expr:
+        """An index variable or a size as the int64 it is in the language."""
         if self.job.target.wide_index:
-            return Ref(variable, I64, level)
+            return Ref(name, I64, level)
         kind = I64 if self.job.config.wide_index else I32
-        return Convert(Ref(variable, kind, level), I64, level)
+        return Convert(Ref(name, kind, level), I64, level)
 
     def _cast(self, node: Node) -> Expr:
-        """A conversion; to a narrow float it rounds, between equal compute types it is nothing at all."""
+        """A conversion; to a narrow float it rounds, between equal compute types it is nothing at
+        all.
+        """
         argument, target = node.args[0], node.dtype
         if argument.op.name == "input" and argument.attribute("scalar"):
             return self._number(argument, target)
         value = self.at_hand[argument]
+        if isinstance(value, Convert) and _is_position(value) and target is not I64:
+            value = value.arg
         narrow = target.is_float and target.bits < 32
         if narrow and not self._exact_in(argument, target):
             return Convert(value, target.compute, self.levels[node], through=target)
@@ -378,7 +359,10 @@ class Values:
         return Ref(self.name(node), value.dtype, level)
 
     def store(self, roots: Iterable[Root], work: list[Stmt], out: list[Stmt]) -> None:
-        """Write each root to its buffer; an expression gets the name of the result first, in ``work``."""
+        """Write each root to its buffer;
+
+        An expression gets the name of the result first, in ``work``.
+        """
         for root in roots:
             position = next(
                 k
@@ -390,14 +374,13 @@ class Values:
             storage = self.pointers[root.name, True].storage
             value = self.at_hand[root.node]
             if not isinstance(value, (Ref, Literal)):
-                name = self.names.user(root.name)
-                work.append(Let(name, value, level))
-                value = Ref(name, value.dtype, level)
+                work.append(Let(self.name(root.node), value, level))
+                value = self.at_hand[root.node] = Ref(self.name(root.node), value.dtype, level)
             out.append(Store(access, value, storage, level, self.mask(level)))
 
 
 def _is_position(expression: Expr) -> bool:
-    """Whether it is an int32 index variable as the int64 that ``index`` promises."""
+    """Whether it is an int32 index or size as the int64 that the language promises."""
     if not isinstance(expression, Convert) or not isinstance(expression.arg, Ref):
         return False
     return expression.arg.dtype is I32 and expression.dtype is I64 and expression.through is None

@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+WIDTH = 100
+
 
 class Writer:
     """Collects lines; ``block`` indents what is written inside it."""
@@ -20,6 +22,14 @@ class Writer:
     def line(self, text: str = "") -> None:
         """Add one line at the present depth; an empty one carries no spaces."""
         self._lines.append(self._unit * self._depth + text if text else "")
+
+    def assign(self, target: str, value: str) -> None:
+        """``target = value``, with the value on a line of its own where one line is too short."""
+        if self.width + len(target) + len(value) + 3 <= WIDTH:
+            self.line(f"{target} = {value}")
+            return
+        self.line(f"{target} =")
+        self.line(self._unit * 2 + value)
 
     @property
     def width(self) -> int:

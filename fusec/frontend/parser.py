@@ -49,7 +49,7 @@ def parse(source: Source) -> Program:
 
 
 class TableStore(Protocol):
-    """Where the automaton's tables are kept between processes: making them takes longer than parsing."""
+    """Where the automaton's tables are kept between processes: making them takes long."""
 
     def load(self, parts: Mapping[str, str]) -> bytes | None:
         """What ``save`` stored under these parts, or None."""
@@ -59,7 +59,7 @@ class TableStore(Protocol):
 
 
 def keep_tables(store: TableStore) -> None:
-    """Let the parser take its tables from ``store``, and put them there; for the layers that own a cache."""
+    """Let the parser take its tables from ``store``, and put them there."""
     global _tables
     _tables = store
 
@@ -89,7 +89,7 @@ def _machinery() -> tuple[Lark, Scanner]:
 
 
 def _saved(parts: Mapping[str, str]) -> Lark | None:
-    """The automaton from its stored tables; None where there are none or another Lark wrote them."""
+    """The automaton from its stored tables; None without any, or if another Lark wrote them."""
     tables = None if _tables is None else _tables.load(parts)
     if tables is None:
         return None

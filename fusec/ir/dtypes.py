@@ -1,8 +1,8 @@
 """Element types: names in every language fusec prints, promotion, compute and accumulate types.
 
-Promotion follows PyTorch (https://pytorch.org/docs/stable/tensor_attributes.html): operands fall into three
-priorities (tensors with dimensions, 0-d tensors, Python numbers), a lower priority only matters when its category
-(bool < integer < float) is higher than that of everything above it.
+Promotion follows PyTorch (https://pytorch.org/docs/stable/tensor_attributes.html): operands fall
+into three priorities (tensors with dimensions, 0-d tensors, Python numbers), a lower priority only
+matters when its category (bool < integer < float) is higher than that of everything above it.
 
 May import the standard library only.
 """
@@ -23,7 +23,10 @@ class Category(IntEnum):
 
 @dataclass(frozen=True, slots=True, eq=False)
 class DType:
-    """One element type; ``name`` is the short name used in formulas (``f32``). Each exists once: compare with ``is``."""
+    """One element type; ``name`` is the short name used in formulas (``f32``).
+
+    Each exists once: compare with ``is``.
+    """
 
     name: str
     torch: str
@@ -58,7 +61,10 @@ class DType:
 
     @property
     def compute(self) -> DType:
-        """The type arithmetic runs in: float32 for 16-bit and 8-bit floats, else the type itself."""
+        """The type arithmetic runs in:
+
+        Float32 for 16-bit and 8-bit floats, else the type itself.
+        """
         return F32 if self.is_float and self.bits < 32 else self
 
     @property
@@ -139,7 +145,10 @@ def _promote_within(a: DType, b: DType) -> DType:
 
 @dataclass(frozen=True, slots=True)
 class Operand:
-    """What promotion sees of one operand: its type and priority (0 tensor, 1 zero-dimensional tensor, 2 number)."""
+    """What promotion sees of one operand:
+
+    Its type and priority (0 tensor, 1 zero-dimensional tensor, 2 number).
+    """
 
     dtype: DType
     priority: int = 0
@@ -151,7 +160,10 @@ def _arithmetic(dtype: DType) -> DType:
 
 
 def promote(operands: list[Operand]) -> DType:
-    """The common type of ``operands`` under PyTorch's rules; numbers (priority 2) bring only their category."""
+    """The common type of ``operands`` under PyTorch's rules;
+
+    Numbers (priority 2) bring only their category.
+    """
     result: DType | None = None
     for priority in (0, 1, 2):
         level: DType | None = None

@@ -9,6 +9,7 @@ May import ``fusec.errors`` and ``fusec.ir``; never torch itself.
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from collections.abc import Callable, Mapping
 from types import ModuleType
@@ -122,6 +123,8 @@ class _Run:
             args = [a if a.dtype is self.torch.bool else a.to(target) for a in args]
         if node.op.name in ("floor_divide", "remainder", "fmod") and node.dtype.is_integer:
             return self._divide_integers(node, *args)
+        if node.op.name in ("remainder", "fmod"):
+            return self._float_remainder(node, *args)
         reference = node.op.torch
         if isinstance(reference, str):
             return getattr(self.torch, reference)(*args).to(target)
@@ -196,6 +199,24 @@ class _Run:
             a, self.torch.where(zero, 1, b).to(b.dtype)
         )
         return self.torch.where(zero, 0, result).to(result.dtype)
+
+    def _float_remainder(self, node: Node, a: Any, b: Any) -> Any:
+        """fmod, which is exact, and with the sign of ``b`` the remainder.
+
+        PyTorch's own of either gives NaN on the CPU where a / b overflows.
+        """
+        torch = self.torch
+        a, b = torch.broadcast_tensors(a, b)
+        rest = torch.fmod(a, b)
+        lost = rest.isnan() & a.isfinite() & (b != 0) & ~b.isnan()
+        if lost.any():
+            pairs = zip(a[lost].tolist(), b[lost].tolist(), strict=True)
+            exact = [math.fmod(x, y) for x, y in pairs]
+            rest[lost] = torch.tensor(exact, dtype=rest.dtype, device=rest.device)
+        if node.op.name == "fmod":
+            return rest
+        moved = (rest != 0) & ((b < 0) != (rest < 0))
+        return torch.where(moved, rest + b, rest)
 
     def _reduce(self, node: Node, value: Any) -> Any:
         axes = node.axes

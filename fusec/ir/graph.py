@@ -1,4 +1,5 @@
-"""The graph a frontend makes: inputs, outputs, and beside the nodes what a person called them and where they stood.
+"""The graph a frontend makes: inputs, outputs, and beside the nodes what a person called them and
+where they stood.
 
 May import ``fusec.source``, ``ir.dtypes`` and ``ir.node``.
 """
@@ -18,7 +19,10 @@ _MOST_SPANS = 8
 
 @dataclass(frozen=True, slots=True)
 class InputSpec:
-    """One input of a program: a tensor with ``shape``, or a run-time number (``scalar``; its shape is ``()``)."""
+    """One input of a program:
+
+    A tensor with ``shape``, or a run-time number (``scalar``; its shape is ``()``).
+    """
 
     name: str
     dtype: DType
@@ -28,7 +32,9 @@ class InputSpec:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """One result: ``squeeze`` lists the negative axes (length 1, reduced away) that the caller does not see."""
+    """One result: ``squeeze`` lists the negative axes (length 1, reduced away) that the caller does
+    not see.
+    """
 
     name: str
     node: Node
@@ -37,7 +43,9 @@ class Output:
 
 @dataclass(frozen=True, slots=True)
 class Nonempty:
-    """``function`` (max, argmax ...) has no value over an axis of length 0, so ``dim`` must not be 0."""
+    """``function`` (max, argmax ...) has no value over an axis of length 0, so ``dim`` must not be
+    0.
+    """
 
     function: str
     dim: Dim
@@ -73,7 +81,7 @@ class SideTable:
 
 @dataclass(frozen=True, slots=True)
 class Graph:
-    """A whole program. Nodes not reachable from an output do not exist, so dead code needs no pass."""
+    """A whole program. What no output reaches does not exist, so dead code needs no pass."""
 
     inputs: tuple[InputSpec, ...]
     outputs: tuple[Output, ...]
@@ -94,7 +102,10 @@ class Graph:
 
 
 def rebuild(graph: Graph, transform: Callable[[Node], Node]) -> Graph:
-    """The graph with ``transform`` applied bottom up: it gets each node with its arguments already replaced."""
+    """The graph with ``transform`` applied bottom up:
+
+    It gets each node with its arguments already replaced.
+    """
     done: dict[Node, Node] = {}
     for node in graph.nodes():
         args = tuple(done[a] for a in node.args)

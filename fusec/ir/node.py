@@ -1,7 +1,7 @@
 """Nodes of the graph: frozen, slotted and hash-consed, so equal means identical.
 
-Constants intern by type and bit pattern: -0.0 is not 0.0, True is not 1, and every NaN meets itself.
-No function here recurses over arguments.
+Constants intern by type and bit pattern: -0.0 is not 0.0, True is not 1, and every NaN meets
+itself. No function here recurses over arguments.
 
 May import ``ir.dtypes`` and ``ir.ops``.
 """
@@ -21,7 +21,10 @@ from fusec.ir.ops import OPS, Op
 
 @dataclass(frozen=True, slots=True)
 class Dim:
-    """A named length, known at a call; ``name`` is unique in a graph (``x.0`` is axis 0 of input x)."""
+    """A named length, known at a call;
+
+    ``name`` is unique in a graph (``x.0`` is axis 0 of input x).
+    """
 
     name: str
 
@@ -31,7 +34,7 @@ class Dim:
 
 Extent: TypeAlias = "Dim | int"
 Shape: TypeAlias = "tuple[Extent, ...]"
-Attribute: TypeAlias = "int | float | str | bool | None | tuple[int, ...]"
+Attribute: TypeAlias = "int | float | str | bool | tuple[int, ...] | None"
 Attributes: TypeAlias = "tuple[tuple[str, Attribute], ...]"
 
 
@@ -63,6 +66,12 @@ class Node:
             if name == key:
                 return value
         raise KeyError(key)
+
+    def integer(self, key: str) -> int:
+        """An attribute that is an integer."""
+        value = self.attribute(key)
+        assert isinstance(value, int), (key, value)
+        return value
 
     @property
     def dtype(self) -> DType:
@@ -152,7 +161,10 @@ def constant(value: float | bool, dtype: DType) -> Node:
 
 
 def toposort(outputs: Iterable[Node]) -> list[Node]:
-    """Every node that ``outputs`` need, arguments before users, in a deterministic order. Iterative."""
+    """Every node that ``outputs`` need, arguments before users, in a deterministic order.
+
+    Iterative.
+    """
     order: list[Node] = []
     seen: set[int] = set()
     stack: list[tuple[Node, Iterator[Node]]] = []

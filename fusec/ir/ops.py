@@ -1,8 +1,9 @@
 """The one place for an operator: everything fusec knows of an op is its row here.
 
-From this table alone come the names the parser knows, ``did you mean``, ``docs/ops.md`` and the parametrised tests of
-each backend against the PyTorch reference. A lowering is data (infix, call, template); where a backend has none it is
-an explicit ``unsupported`` with the reason. Composite functions (gelu, softmax) are in ``ir/derived.py``.
+From this table alone come the names the parser knows, ``did you mean``, ``docs/ops.md`` and the
+parametrised tests of each backend against the PyTorch reference. A lowering is data (infix, call,
+template); where a backend has none it is an explicit ``unsupported`` with the reason. Composite
+functions (gelu, softmax) are in ``ir/derived.py``.
 
 May import ``ir.dtypes``.
 """
@@ -41,7 +42,10 @@ class Rule(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Infix:
-    """``a symbol b``. ``precedence`` orders the printers' parentheses; comparisons never chain without them."""
+    """``a symbol b``. ``precedence`` orders the printers' parentheses;
+
+    Comparisons never chain without them.
+    """
 
     symbol: str
     precedence: int
@@ -72,7 +76,9 @@ class Call:
 
 @dataclass(frozen=True, slots=True)
 class Template:
-    """Text with ``{0}``, ``{1}`` for the arguments (each printed as an argument of a call) and ``{type}``."""
+    """Text with ``{0}``, ``{1}`` for the arguments (each printed as an argument of a call) and
+    ``{type}``.
+    """
 
     text: str
 
@@ -91,8 +97,8 @@ Form: TypeAlias = "Infix | Prefix | Suffix | Call | Template | Unsupported"
 class Lowering:
     """How one backend spells an op: the usual form, and others for some operand types.
 
-    ``fast`` is used where the storage type is 16 bits or fewer and the mode allows it: a function whose relative error
-    is below a sixteenth of a bfloat16 or float16 rounding step.
+    ``fast`` is used where the storage type is 16 bits or fewer and the mode allows it: a function
+    whose relative error is below a sixteenth of a bfloat16 or float16 rounding step.
     """
 
     usual: Form
@@ -114,7 +120,9 @@ class Lowering:
 
 @dataclass(frozen=True, slots=True)
 class Op:
-    """One operator. ``torch`` is the name of the reference in PyTorch, or a function of (torch, *args)."""
+    """One operator. ``torch`` is the name of the reference in PyTorch, or a function of (torch,
+    *args).
+    """
 
     name: str
     doc: str
@@ -140,7 +148,9 @@ class Op:
 
 
 _NOT_PRINTED = Lowering(Unsupported("it is not an operation of a kernel"))
-_LOW = 5  # comparisons and bit operations: Python and C order them differently, so they always get parentheses
+# comparisons and bit operations: Python and C order them differently, so they always get
+# parentheses
+_LOW = 5
 
 
 def _leaf(name: str, doc: str, arity: int = 0) -> Op:
@@ -188,7 +198,10 @@ def _binary(
 def _infix(
     name: str, symbol: str, doc: str, precedence: int, rule: Rule, sympy: str | None = None
 ) -> Op:
-    """A binary operator that Python and C++ spell alike; bools multiply and add as ``&`` and ``|``."""
+    """A binary operator that Python and C++ spell alike;
+
+    Bools multiply and add as ``&`` and ``|``.
+    """
     boolean = {"add": Infix("|", _LOW), "mul": Infix("&", _LOW)}.get(name)
     both = Lowering(Infix(symbol, precedence), boolean=boolean)
     return _binary(
@@ -221,7 +234,8 @@ def _reduction(
     """``triton`` and ``cpp`` combine the lanes of a block; ``combine`` joins two values."""
     lowerings = Lowering(Template(triton)), Lowering(Template(cpp.format(name=name)))
     return Op(
-        name, doc, 1, Kind.REDUCTION, rule, torch, *lowerings, identity=identity, combine=combine, empty=empty
+        name, doc, 1, Kind.REDUCTION, rule, torch, *lowerings, identity=identity, combine=combine,
+        empty=empty
     )  # fmt: skip
 
 
@@ -249,11 +263,14 @@ _ROWS: tuple[Op, ...] = (
     _infix("sub", "-", "difference of two values", 11, Rule.PROMOTE),
     _infix("mul", "*", "product of two values", 12, Rule.PROMOTE, "Mul"),
     _binary(
-        "div", "true division; integers give float32", rule=Rule.FLOAT, torch="true_divide", symbol="/",
-        triton=Lowering(Call("tl.div_rn"), fast=Infix("/", 12), double=Infix("/", 12)), cpp=Infix("/", 12),
+        "div", "true division; integers give float32", rule=Rule.FLOAT, torch="true_divide",
+        symbol="/",
+        triton=Lowering(Call("tl.div_rn"), fast=Infix("/", 12), double=Infix("/", 12)),
+        cpp=Infix("/", 12),
     ),
     _binary(
-        "floor_divide", "quotient rounded towards minus infinity", symbol="//", costly=True, sympy=None,
+        "floor_divide", "quotient rounded towards minus infinity", symbol="//", costly=True,
+        sympy=None,
         triton=Lowering(Call("_floor_divide"), integer=Call("_floor_divide_int")),
     ),
     _binary(
@@ -271,7 +288,8 @@ _ROWS: tuple[Op, ...] = (
     # Triton before 3.7 compiles -x as 0 - x, which loses the sign of zero.
     _unary("neg", "minus the value", rule=Rule.PROMOTE, costly=False, symbol="-",
            triton=Lowering(Suffix("* -1.0", 12), integer=Prefix("-")), cpp=Prefix("-")),
-    _unary("abs", "absolute value", rule=Rule.PROMOTE, triton=Call("tl.abs"), sympy="Abs", costly=False),
+    _unary("abs", "absolute value", rule=Rule.PROMOTE, triton=Call("tl.abs"), sympy="Abs",
+           costly=False),
     # Comparisons and logic.
     _infix("lt", "<", "a below b", _LOW, Rule.BOOL),
     _infix("le", "<=", "a at most b", _LOW, Rule.BOOL),
@@ -282,34 +300,42 @@ _ROWS: tuple[Op, ...] = (
     _infix("bit_and", "&", "and of bools or of the bits of integers", _LOW, Rule.BITWISE),
     _infix("bit_or", "|", "or of bools or of the bits of integers", _LOW, Rule.BITWISE),
     _binary(
-        "bit_xor", "exclusive or of bools or of the bits of integers", rule=Rule.BITWISE, torch="bitwise_xor",
+        "bit_xor", "exclusive or of bools or of the bits of integers", rule=Rule.BITWISE,
+        torch="bitwise_xor",
         triton=Infix("^", _LOW), cpp=Infix("^", _LOW),
     ),
     _unary(
-        "bit_not", "not of a bool or of the bits of an integer", rule=Rule.BITWISE, torch="bitwise_not", symbol="~",
+        "bit_not", "not of a bool or of the bits of an integer", rule=Rule.BITWISE,
+        torch="bitwise_not", symbol="~",
         triton=Prefix("~"), cpp=Lowering(Prefix("~"), boolean=Prefix("!")), costly=False,
     ),
     Op(
         "where", "a where the condition holds, else b", 3, Kind.ELEMENTWISE, Rule.SELECT, "where",
         Lowering(Call("tl.where")), Lowering(Template("({0} ? {1} : {2})")),
     ),
-    _binary("maximum", "the larger of two values; NaN wins", triton=Lowering(_NAN_MAX, boolean=Infix("|", _LOW)), sympy="Max"),
-    _binary("minimum", "the smaller of two values; NaN wins", triton=Lowering(_NAN_MIN, boolean=Infix("&", _LOW)), sympy="Min"),
+    _binary("maximum", "the larger of two values; NaN wins", triton=Lowering(_NAN_MAX,
+            boolean=Infix("|", _LOW)), sympy="Max"),
+    _binary("minimum", "the smaller of two values; NaN wins", triton=Lowering(_NAN_MIN,
+            boolean=Infix("&", _LOW)), sympy="Min"),
     # Exponentials and logarithms.
     _unary("exp", "e to the power x", triton=_libdevice("exp", "tl.exp"), sympy="exp"),
     _unary("exp2", "2 to the power x", triton=_libdevice("exp2", "tl.exp2")),
     _unary("expm1", "exp(x) - 1, accurate near 0", triton=_libdevice("expm1")),
-    _unary("log", "natural logarithm", triton=_libdevice("log", "tl.log"), sympy="log", domain=(0.1, 8.0)),
+    _unary("log", "natural logarithm", triton=_libdevice("log", "tl.log"), sympy="log",
+           domain=(0.1, 8.0)),
     _unary("log2", "logarithm to base 2", triton=_libdevice("log2"), domain=(0.1, 8.0)),
     _unary("log10", "logarithm to base 10", triton=_libdevice("log10"), domain=(0.1, 8.0)),
-    _unary("log1p", "log(1 + x), accurate near 0", triton=_libdevice("log1p", "_log1p"), domain=(-0.9, 8.0)),
+    _unary("log1p", "log(1 + x), accurate near 0", triton=_libdevice("log1p", "_log1p"),
+           domain=(-0.9, 8.0)),
     _unary("sqrt", "square root", sympy="sqrt", domain=(0.0, 8.0),
-           triton=Lowering(Call("tl.sqrt_rn"), fast=Call("tl.sqrt"), double=Call("libdevice.sqrt"))),
+           triton=Lowering(Call("tl.sqrt_rn"), fast=Call("tl.sqrt"),
+           double=Call("libdevice.sqrt"))),
     _unary("rsqrt", "one over the square root", triton=_libdevice("rsqrt"), domain=(0.1, 8.0)),
     # Trigonometry.
     _unary("sin", "sine of an angle in radians", triton=_libdevice("sin"), sympy="sin"),
     _unary("cos", "cosine of an angle in radians", triton=_libdevice("cos"), sympy="cos"),
-    _unary("tan", "tangent of an angle in radians", triton=_libdevice("tan"), sympy="tan", domain=(-1.4, 1.4)),
+    _unary("tan", "tangent of an angle in radians", triton=_libdevice("tan"), sympy="tan",
+           domain=(-1.4, 1.4)),
     _unary("asin", "inverse sine", triton=_libdevice("asin"), sympy="asin", domain=(-1.0, 1.0)),
     _unary("acos", "inverse cosine", triton=_libdevice("acos"), sympy="acos", domain=(-1.0, 1.0)),
     _unary("atan", "inverse tangent", triton=_libdevice("atan"), sympy="atan"),
@@ -317,32 +343,44 @@ _ROWS: tuple[Op, ...] = (
     _unary("cosh", "hyperbolic cosine", triton=_libdevice("cosh"), sympy="cosh"),
     _unary("tanh", "hyperbolic tangent", triton=_libdevice("tanh", "_tanh"), sympy="tanh"),
     _unary("asinh", "inverse hyperbolic sine", triton=_libdevice("asinh"), sympy="asinh"),
-    _unary("acosh", "inverse hyperbolic cosine", triton=_libdevice("acosh"), sympy="acosh", domain=(1.0, 8.0)),
-    _unary("atanh", "inverse hyperbolic tangent", triton=_libdevice("atanh"), sympy="atanh", domain=(-0.9, 0.9)),
-    _binary("atan2", "angle of the point (b, a)", rule=Rule.FLOAT, triton=_libdevice("atan2"), sympy="atan2", costly=True),
+    _unary("acosh", "inverse hyperbolic cosine", triton=_libdevice("acosh"), sympy="acosh",
+           domain=(1.0, 8.0)),
+    _unary("atanh", "inverse hyperbolic tangent", triton=_libdevice("atanh"), sympy="atanh",
+           domain=(-0.9, 0.9)),
+    _binary("atan2", "angle of the point (b, a)", rule=Rule.FLOAT, triton=_libdevice("atan2"),
+            sympy="atan2", costly=True),
     # Error functions.
     _unary("erf", "error function", triton=_libdevice("erf"), sympy="erf"),
     _unary("erfc", "complement of the error function", triton=_libdevice("erfc"), sympy="erfc"),
-    _unary("lgamma", "logarithm of the absolute value of the gamma function", triton=_libdevice("lgamma"),
+    _unary("lgamma", "logarithm of the absolute value of the gamma function",
+           triton=_libdevice("lgamma"),
            torch="lgamma", domain=(0.1, 8.0)),
     # Rounding.
-    _unary("floor", "the largest integer not above x", rule=Rule.PROMOTE, triton=Call("tl.floor"), sympy="floor", costly=False),
-    _unary("ceil", "the smallest integer not below x", rule=Rule.PROMOTE, triton=Call("tl.ceil"), sympy="ceiling", costly=False),
-    _unary("trunc", "x without its fraction", rule=Rule.PROMOTE, triton=Call("libdevice.trunc"), costly=False),
-    _unary("round", "the nearest integer, ties to even", rule=Rule.PROMOTE, triton=Call("libdevice.rint"), costly=False),
+    _unary("floor", "the largest integer not above x", rule=Rule.PROMOTE, triton=Call("tl.floor"),
+           sympy="floor", costly=False),
+    _unary("ceil", "the smallest integer not below x", rule=Rule.PROMOTE, triton=Call("tl.ceil"),
+           sympy="ceiling", costly=False),
+    _unary("trunc", "x without its fraction", rule=Rule.PROMOTE, triton=Call("libdevice.trunc"),
+           costly=False),
+    _unary("round", "the nearest integer, ties to even", rule=Rule.PROMOTE,
+           triton=Call("libdevice.rint"), costly=False),
     _binary("copysign", "a with the sign of b", rule=Rule.FLOAT, triton=_libdevice("copysign")),
     # Reductions. The axis of length 1 stays.
     _reduction("sum", "sum along axes", Rule.ACCUMULATE, "add", torch="sum",
                triton="tl.sum({0}, axis={axis})", identity=lambda d: 0),
-    _reduction("mean", "sum over the number of elements; finite where the plain sum overflows", Rule.SAME, "add",
-               torch="mean", triton="_mean({0}, cols, axis={axis})", identity=lambda d: 0, empty=float("nan"),
+    _reduction("mean", "sum over the number of elements; finite where the plain sum overflows",
+    Rule.SAME, "add",
+               torch="mean", triton="_mean({0}, cols, axis={axis})", identity=lambda d: 0,
+               empty=float("nan"),
                cpp="fusec::finish_mean({{0}}, fusec::LANES, cols)"),
     _reduction("prod", "product along axes", Rule.ACCUMULATE, "mul", torch="prod",
                triton="tl.reduce({0}, axis={axis}, combine_fn=_multiply)", identity=lambda d: 1),
     _reduction("max", "largest value along axes; NaN wins", Rule.SAME, "maximum", torch="amax",
-               triton="tl.reduce({0}, axis={axis}, combine_fn=_maximum)", identity=lambda d: d.minimum),
+               triton="tl.reduce({0}, axis={axis}, combine_fn=_maximum)",
+               identity=lambda d: d.minimum),
     _reduction("min", "smallest value along axes; NaN wins", Rule.SAME, "minimum", torch="amin",
-               triton="tl.reduce({0}, axis={axis}, combine_fn=_minimum)", identity=lambda d: d.maximum),
+               triton="tl.reduce({0}, axis={axis}, combine_fn=_minimum)",
+               identity=lambda d: d.maximum),
 )  # fmt: skip
 
 OPS: Mapping[str, Op] = MappingProxyType({op.name: op for op in _ROWS})

@@ -1,11 +1,13 @@
 """Graph to Plan: cut a program into Regions, each one kernel, each with its reason in words.
 
-Before: a simplified Graph. After: a Plan whose Regions, run in order, produce every output. Only results of reductions
-are ever stored between kernels; elementwise work is cheap and is done again where it is needed.
+Before: a simplified Graph. After: a Plan whose Regions, run in order, produce every output. Only
+results of reductions are ever stored between kernels; elementwise work is cheap and is done again
+where it is needed.
 
-A reduction belongs to a group: the space it runs over and the axes it removes. Reductions of the same group share a
-kernel even when one feeds the other (softmax), because the kernel sweeps its row again or holds it. Different groups
-are different kernels, ordered by level: a reduction that needs the result of another group comes one level later.
+A reduction belongs to a group: the space it runs over and the axes it removes. Reductions of the
+same group share a kernel even when one feeds the other (softmax), because the kernel sweeps its row
+again or holds it. Different groups are different kernels, ordered by level: a reduction that needs
+the result of another group comes one level later.
 """
 
 from __future__ import annotations
@@ -22,7 +24,10 @@ Group = tuple[int, Shape, tuple[int, ...]]  # level, space, axes
 
 @dataclass(frozen=True, slots=True)
 class Root:
-    """A value a Region stores: an output of the program, or a reduction that a later Region needs (``output`` None)."""
+    """A value a Region stores:
+
+    An output of the program, or a reduction that a later Region needs (``output`` None).
+    """
 
     name: str
     node: Node
@@ -31,7 +36,9 @@ class Root:
 
 @dataclass(frozen=True, slots=True)
 class Region:
-    """One kernel. ``space`` is what it iterates over, ``axes`` the reduced ones among them (negative; empty if none)."""
+    """One kernel. ``space`` is what it iterates over, ``axes`` the reduced ones among them
+    (negative; empty if none).
+    """
 
     name: str
     space: Shape
@@ -72,7 +79,10 @@ class _Draft:
 
 
 def plan(graph: Graph, name: str = "kernel", fuse: bool = True) -> Plan:
-    """Cut ``graph`` into Regions. ``fuse=False`` gives every reduction and every output its own (for tests)."""
+    """Cut ``graph`` into Regions.
+
+    ``fuse=False`` gives every reduction and every output its own (for tests).
+    """
     graph = rebuild(graph, _drop_trivial_axes)
     groups = _group_reductions(graph, fuse)
     drafts: dict[Group, _Draft] = {}
@@ -151,7 +161,10 @@ def _host(
     fuse: bool,
     position: int,
 ) -> _Draft:
-    """The draft that stores ``output``: the last reduction it needs, a reduction over the same data, or its own."""
+    """The draft that stores ``output``:
+
+    The last reduction it needs, a reduction over the same data, or its own.
+    """
     node = output.node
     if fuse and frontier:
         top = max(g[0] for g in frontier)
@@ -225,11 +238,13 @@ def _finish(graph: Graph, drafts: list[_Draft], groups: dict[Node, Group], name:
     regions = []
     live = [d for d in drafts if d.outputs or d.roots]
     for index, draft in enumerate(live):
-        roots = [replace(r, name=names[r.node]) for r in draft.roots.values()] + draft.outputs
+        stored = [replace(r, name=names[r.node]) for r in draft.roots.values()] + draft.outputs
         reads = tuple((names[n], n) for n in boundaries[id(draft)])
         region_name = name if len(live) == 1 else f"{name}_{index + 1}"
         regions.append(
-            Region(region_name, draft.space, draft.axes, tuple(roots), reads, _reason(draft, reads))
+            Region(
+                region_name, draft.space, draft.axes, tuple(stored), reads, _reason(draft, reads)
+            )
         )
     return Plan(graph, tuple(regions))
 
@@ -252,7 +267,8 @@ def _reason(draft: _Draft, reads: tuple[tuple[str, Node], ...]) -> str:
     if draft.axes:
         axes = ", ".join(map(str, draft.axes))
         parts.append(
-            f"reduces axis {axes} of {_show(draft.space)}; what feeds the reduction and what uses it ride along"
+            f"reduces axis {axes} of {_show(draft.space)}; "
+            "what feeds the reduction and what uses it ride along"
         )
     if reads:
         parts.append("needs the whole of " + ", ".join(name for name, _ in reads) + " first")

@@ -1,7 +1,7 @@
 """Recognise what backends do better as one step: a sum over the length of its axes is a mean.
 
-After this pass no ``div`` divides a float ``sum`` by the number of its elements. A backend can then keep a mean finite
-where the plain sum overflows. May import ``fusec.ir``.
+After this pass no ``div`` divides a float ``sum`` by the number of its elements. A backend can then
+keep a mean finite where the plain sum overflows. May import ``fusec.ir``.
 """
 
 from __future__ import annotations
@@ -11,7 +11,10 @@ from fusec.ir.node import Dim, Node, TensorType, make
 
 
 def idioms(graph: Graph, numerics: str = "torch") -> Graph:
-    """``graph`` with each mean as a ``mean``; the mode does not matter, since the value is the same."""
+    """``graph`` with each mean as a ``mean``;
+
+    The mode does not matter, since the value is the same.
+    """
     return rebuild(graph, _as_mean)
 
 

@@ -1,16 +1,19 @@
-"""What a caller passed, checked and turned into what a launch needs. May import everything below the API."""
+"""What a caller passed, checked and turned into what a launch needs.
+
+May import everything below the API.
+"""
 
 from __future__ import annotations
 
 import functools
 import warnings
-from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
 
 from fusec.errors import DTypeError, FusecError, ShapeError, UnsupportedError
 from fusec.frontend.resolve_names import first_use
 from fusec.ir.dtypes import BOOL, F64, I64, by_torch_name
-from fusec.runtime.launch import OutputPlan, Prepared, evaluate_reference
+from fusec.runtime.launch import Given, Prepared, evaluate_reference
 from fusec.runtime.specialize import Argument, Formula, Specialization
 
 if TYPE_CHECKING:
@@ -22,7 +25,7 @@ _NUMBERS = (bool, int, float)
 class Call:
     """One call of a compiled function: its values as tensors and numbers, and where results go."""
 
-    __slots__ = ("backend", "device", "formula", "key", "numpy", "outs", "values")
+    __slots__ = ("backend", "device", "direct", "formula", "key", "numpy", "outs", "values")
 
     def __init__(self, formula: Formula, values: list[Any], out: Any, backend: str) -> None:
         import torch
@@ -31,13 +34,16 @@ class Call:
         self.numpy = False
         self.values = values
         self.outs: list[torch.Tensor] | None = None
+        self.direct = False  # kernels write straight to the caller's tensors
         key: list[object] = []
         device: torch.device | None = None
+        points: list[int] = []  # 0-d tensors, which may come from the CPU to inputs on a GPU
         plain = _plain_types()
         tracked = torch.is_grad_enabled()
         for position, value in enumerate(values):
             if type(value) not in plain:
                 if type(value) in _NUMBERS:
+                    self._check_number(position, value)
                     key.append(type(value))
                     continue
                 value = values[position] = self._as_tensor(position, value)
@@ -48,22 +54,24 @@ class Call:
             )
             if device is None or (value.device != device and value.dim()):
                 device = value.device
-        if device is None:
-            raise UnsupportedError(
-                f"every input of the formula is a number ({', '.join(formula.inputs)})",
-                hint="pass at least one tensor",
-            )
-        self.device = device
+            if not value.dim():
+                points.append(position)
+        self.device = device or self._no_tensor()
+        for position in points:
+            if values[position].device.type == "cpu" != self.device.type:
+                values[position] = values[position].to(self.device)
         if out is not None:
-            self.outs = self._outputs(out)
-            key.append(tuple((o.dtype, o.shape, o.stride(), o.data_ptr() & 15) for o in self.outs))
-        self.backend = backend if backend != "auto" else _automatic(device)
+            key.extend(self._take_outputs(out))
+        self.backend = backend if backend != "auto" else _automatic(self.device)
         self.key = tuple(key)
 
-    # -- inputs -------------------------------------------------------------------------------------------------
+    # -- inputs -----------------------------------------------------------------------------------
 
     def _as_tensor(self, position: int, value: Any) -> torch.Tensor:
-        """A tensor for anything array-like that fusec takes; DTypeError or UnsupportedError for the rest."""
+        """A tensor for anything array-like that fusec takes;
+
+        DTypeError or UnsupportedError for the rest.
+        """
         import numpy
         import torch
 
@@ -97,6 +105,11 @@ class Call:
             DTypeError, position, f"is a {kind}", "pass a tensor, a NumPy array or a number"
         )
 
+    def _check_number(self, position: int, value: float) -> None:
+        """DTypeError for an integer that int64 does not hold."""
+        if isinstance(value, int) and not -(2**63) <= value < 2**63:
+            raise self._error(DTypeError, position, "does not fit 64 bits", "pass it as a float")
+
     def _error(
         self, kind: type[FusecError], position: int, found: str, hint: str | None = None
     ) -> FusecError:
@@ -120,10 +133,6 @@ class Call:
         found = []
         for position, value in enumerate(self.values):
             if isinstance(value, _NUMBERS):
-                if isinstance(value, int) and not -(2**63) <= value < 2**64:
-                    raise self._error(
-                        DTypeError, position, "does not fit 64 bits", "pass it as a float"
-                    )
                 dtype = BOOL if isinstance(value, bool) else I64 if isinstance(value, int) else F64
                 found.append(Argument(dtype, scalar=True))
                 continue
@@ -141,9 +150,6 @@ class Call:
                 UnsupportedError, position, f"has the layout {value.layout}", "pass x.to_dense()"
             )
         if value.device != self.device:
-            if value.dim() == 0 and value.device.type == "cpu":
-                self.values[position] = value.to(self.device)
-                return
             other = next(
                 n for n, v in zip(self.formula.inputs, self.values, strict=True)
                 if isinstance(v, torch.Tensor) and v.device == self.device
@@ -165,7 +171,8 @@ class Call:
         ]
         if self.device.type not in needed:
             raise self._error(
-                UnsupportedError, position, f"is on {self.device}, where backend {self.backend!r} does not run",
+                UnsupportedError, position,
+                f"is on {self.device}, where backend {self.backend!r} does not run",
                 "use backend='auto', which follows the tensors",
             )  # fmt: skip
 
@@ -179,7 +186,22 @@ class Call:
             n for n, v in pairs if isinstance(v, torch.Tensor) and v.data_ptr() % 16 == 0
         )
 
-    # -- outputs ------------------------------------------------------------------------------------------------
+    def _no_tensor(self) -> NoReturn:
+        raise UnsupportedError(
+            f"every input of the formula is a number ({', '.join(self.formula.inputs)})",
+            hint="pass at least one tensor",
+        )
+
+    # -- outputs ----------------------------------------------------------------------------------
+
+    def _take_outputs(self, out: Any) -> list[object]:
+        """Accept the caller's output tensors; what of them belongs to the key of a call."""
+        self.outs = self._outputs(out)
+        self.direct = not _share_memory(self.values, self.outs)
+        return [
+            self.direct,
+            *((o.dtype, o.shape, o.stride(), o.data_ptr() & 15) for o in self.outs),
+        ]
 
     def _outputs(self, out: Any) -> list[torch.Tensor]:
         import torch
@@ -207,6 +229,24 @@ class Call:
                 )
         return outs
 
+    @property
+    def given(self) -> list[Given] | None:
+        """What the caller's output tensors are like."""
+        if self.outs is None:
+            return None
+        labels = ["out"] if len(self.outs) == 1 else [f"out[{k}]" for k in range(len(self.outs))]
+        return [
+            Given(
+                label,
+                tuple(t.shape),
+                tuple(t.stride()),
+                str(t.dtype),
+                t.data_ptr() % 16 == 0,
+                self.direct,
+            )
+            for label, t in zip(labels, self.outs, strict=True)
+        ]
+
     def check_count(self, special: Specialization) -> None:
         """ShapeError if ``out`` has not one tensor for each result."""
         if self.outs is not None and len(self.outs) != len(special.outputs):
@@ -214,41 +254,34 @@ class Call:
                 f"out has {len(self.outs)} tensors, the formula has {len(special.outputs)} results"
             )
 
-    def check_outputs(self, plans: Sequence[OutputPlan]) -> None:
-        """Shapes and types of the given outputs; ShapeError or DTypeError, and nothing is written."""
-        assert self.outs is not None
-        for position, (tensor, plan) in enumerate(zip(self.outs, plans, strict=True)):
-            which = "out" if len(plans) == 1 else f"out[{position}]"
-            if tuple(tensor.shape) != plan.shape:
-                raise ShapeError(
-                    f"{which} is {list(tensor.shape)}, the result is {list(plan.shape)}",
-                    hint=f"make it with torch.empty({list(plan.shape)}, ...)",
-                )
-            if str(tensor.dtype) != f"torch.{plan.dtype.torch}":
-                raise DTypeError(
-                    f"{which} is {tensor.dtype}, the result is torch.{plan.dtype.torch}",
-                    hint=f"make it with dtype=torch.{plan.dtype.torch}",
-                )
-
 
 def run(prepared: Prepared, call: Call) -> Any:
     """Do the work of ``call`` and give the result as the caller wants it."""
     results: Sequence[torch.Tensor]
-    if call.outs is not None:
-        call.check_outputs(prepared.outputs)
     if prepared.reference:
         results = evaluate_reference(prepared.special, call.values)
+    elif call.direct:
+        results = call.outs or ()
+        prepared.run(call.values, results, [make() for make in prepared.make_temporaries])
     else:
         results = [make() for make in prepared.make_outputs]
         prepared.run(call.values, results, [make() for make in prepared.make_temporaries])
-    if call.outs is not None:
-        # A kernel may read its inputs again after it wrote, so results reach memory that may be an input's last.
+    if call.outs is not None and results is not call.outs:
+        # A kernel may read its inputs again after it wrote, so memory that is an input's gets its
+        # results last.
         for tensor, result in zip(call.outs, results, strict=True):
             tensor.copy_(result)
         results = call.outs
     if call.numpy:
         results = [r.numpy() for r in results]  # type: ignore[misc]
     return results[0] if len(results) == 1 else tuple(results)
+
+
+def _share_memory(values: Sequence[Any], outs: Sequence[torch.Tensor]) -> bool:
+    """Whether an output shares its storage with an input or another output."""
+    storages = [o.untyped_storage().data_ptr() for o in outs]
+    read = {v.untyped_storage().data_ptr() for v in values if type(v) not in _NUMBERS}
+    return len(set(storages)) < len(storages) or not read.isdisjoint(storages)
 
 
 @functools.cache
@@ -266,7 +299,8 @@ def _cpu_backend() -> str:
     if find_compiler() is not None:
         return "cpp"
     warnings.warn(
-        "fusec found no C++ compiler, so formulas run op by op in PyTorch; install g++ or set FUSEC_CXX",
+        "fusec found no C++ compiler, so formulas run op by op in PyTorch; "
+        "install g++ or set FUSEC_CXX",
         UserWarning,
         stacklevel=6,
     )

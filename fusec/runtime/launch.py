@@ -1,5 +1,5 @@
-"""A call made ready: output shapes, buffers, kernels and their parameters for exact shapes, so that a repeated call only
-passes addresses. May import everything below the API.
+"""A call made ready: output shapes, buffers, kernels and their parameters for exact shapes, so that
+a repeated call only passes addresses. May import everything below the API.
 """
 
 from __future__ import annotations
@@ -10,12 +10,13 @@ import sys
 import time
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fusec import settings
 from fusec.codegen.cpp import parameters, print_cpp
 from fusec.codegen.kernel import Kernel
+from fusec.errors import DTypeError, ShapeError
 from fusec.ir.dtypes import DType
 from fusec.ir.node import Dim
 from fusec.runtime.specialize import (
@@ -58,16 +59,54 @@ class VariantWarning(UserWarning):
 
 @dataclass(frozen=True, slots=True)
 class OutputPlan:
-    """How one output is allocated: its shape as the caller sees it, and its strides, in elements."""
+    """How one output is allocated:
+
+    Its shape as the caller sees it, and its strides, in elements.
+    """
 
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     dtype: DType
 
 
+@dataclass(frozen=True, slots=True)
+class Given:
+    """What a launch has to know of an output tensor the caller brought.
+
+    ``direct``: kernels may write to it.
+    """
+
+    label: str
+    shape: tuple[int, ...]
+    strides: tuple[int, ...]
+    dtype: str
+    aligned: bool
+    direct: bool
+
+
+def _checked(plan: OutputPlan, own: Given) -> OutputPlan:
+    """The plan of an output that the caller brought;
+
+    ShapeError or DTypeError, and nothing is written.
+    """
+    if own.shape != plan.shape:
+        raise ShapeError(
+            f"{own.label} is {list(own.shape)}, the result is {list(plan.shape)}",
+            hint=f"make it with torch.empty({list(plan.shape)}, ...)",
+        )
+    if own.dtype != f"torch.{plan.dtype.torch}":
+        raise DTypeError(
+            f"{own.label} is {own.dtype}, the result is torch.{plan.dtype.torch}",
+            hint=f"make it with dtype=torch.{plan.dtype.torch}",
+        )
+    return replace(plan, strides=own.strides) if own.direct else plan
+
+
 @dataclass(slots=True)
 class Step:
-    """One kernel launch: a function of the argument list, a template of it, and what has to be filled in."""
+    """One kernel launch: a function of the argument list, a template of it, and what has to be
+    filled in.
+    """
 
     function: Callable[[list[Any]], None]
     template: list[Any]
@@ -108,13 +147,20 @@ def prepare(
     backend: str,
     device: torch.device,
     aligned: frozenset[str],
+    given: Sequence[Given] | None = None,
 ) -> Prepared:
-    """Make everything ready for a call. ``aligned``: inputs whose addresses are multiples of 16 bytes.
+    """Make everything ready for a call. ``aligned``: inputs whose addresses are multiples of 16
+    bytes. ``given``: the output tensors of the caller.
 
     Raises ShapeError where axes disagree, BuildError and UnsupportedError from the compilers.
     """
     sizes = special.sizes(arguments)
     outputs = tuple(_output_plan(special, k, arguments, sizes) for k in range(len(special.outputs)))
+    if given is not None:
+        outputs = tuple(_checked(plan, own) for plan, own in zip(outputs, given, strict=True))
+    written_aligned = [True] * len(outputs) if given is None else [own.aligned for own in given]
+    named = zip(special.outputs, written_aligned, strict=True)
+    aligned |= frozenset(f"out {output.name}" for output, even in named if even)
     if backend == "torch" or any(n == 0 for n in sizes.values()):
         return Prepared(special, outputs, (), (), (), reference=True, tensors=False)
     kept = {
@@ -123,7 +169,7 @@ def prepare(
     }
     buffers = {name: k for k, name in enumerate(special.formula.inputs)}
     written = {o.name: len(buffers) + k for k, o in enumerate(special.outputs)}
-    temporaries = []
+    temporaries: list[OutputPlan] = []
     for region, _ in special.regions:
         for root in region.roots:
             if root.output is None:
@@ -165,7 +211,10 @@ def _output_plan(
     arguments: Sequence[Argument],
     sizes: dict[Dim, int],
 ) -> OutputPlan:
-    """Shape and strides of an output: an elementwise one keeps a dense permuted layout of its first full-size input."""
+    """Shape and strides of an output:
+
+    An elementwise one keeps a dense permuted layout of its first full-size input.
+    """
     output = special.outputs[position]
     full = concrete(output.node.shape, sizes)
     rank = len(full)
@@ -234,10 +283,19 @@ def _step(
     near = frozenset(
         p.name
         for p, name in zip(kernel.pointers, originals, strict=True)
-        if name in aligned or name in written
+        if (f"out {name}" in aligned if p.written else name in aligned)
+        or _is_temporary(special, name)
     )
     run = _triton_function(special, kernel, kernel_key, numbers, near, grid, device)
     return Step(run, template, pointers, scalars)
+
+
+def _is_temporary(special: Specialization, name: str) -> bool:
+    """Whether ``name`` is a buffer between kernels, which fusec allocates and which is therefore
+    aligned.
+    """
+    roots = [root for region, _ in special.regions for root in region.roots]
+    return any(root.name == name and root.output is None for root in roots)
 
 
 def _original_names(kernel: Kernel, laid: LaidOut) -> list[str]:
@@ -254,7 +312,10 @@ def _original_names(kernel: Kernel, laid: LaidOut) -> list[str]:
 
 
 def _cpp_call(function: Any) -> Callable[[list[Any]], None]:
-    """A call with the arguments of a list; in a forked child on one thread, whatever was decided before the fork."""
+    """A call with the arguments of a list;
+
+    In a forked child on one thread, whatever was decided before the fork.
+    """
     from fusec.runtime.build_cpp import may_use_threads
 
     def call(arguments: list[Any]) -> None:
@@ -292,7 +353,7 @@ def _note_variant(
     if len(special.variants) == VARIANT_LIMIT:
         recent = special.variants[-1]
         warnings.warn(
-            f"{special.formula.name} has been built {VARIANT_LIMIT} times for one combination of types; "
+            f"{special.formula.name} has been built {VARIANT_LIMIT} times for one set of types; "
             f"the latest was for {recent.key}. f.variants lists them all",
             VariantWarning,
             stacklevel=6,
@@ -381,7 +442,8 @@ def _triton_function(
         binary = compile_triton(program, Target.parse(f"sm_{major}{minor}"))
         function = load_function(binary.binary, binary.entry, binary.shared, device.index or 0)
         even = ", ".join(sorted(program.divisible_by_16)) or "nothing"
-        why = f"layout {_layout_text(kernel)}; block {kernel.config.block_rows} x {kernel.config.block_cols}; "
+        config = kernel.config
+        why = f"layout {_layout_text(kernel)}; block {config.block_rows} x {config.block_cols}; "
         _note_variant(
             special, kernel, "triton", _describe(special, kernel), why + f"multiples of 16: {even}"
         )

@@ -78,7 +78,10 @@ class View:
 
 
 def example_arguments(formula: Formula, examples: Sequence[Any]) -> tuple[Argument, ...]:
-    """What specialising sees of example inputs; float32 4096 x 4096 (int64 rows for positions) where there are none."""
+    """What specialising sees of example inputs;
+
+    Float32 4096 x 4096 (int64 rows for positions) where there are none.
+    """
     if not examples:
         shape = (DEFAULT_LENGTH, DEFAULT_LENGTH)
         positions = index_names(formula.program)
@@ -87,7 +90,8 @@ def example_arguments(formula: Formula, examples: Sequence[Any]) -> tuple[Argume
         return tuple(rows if name in positions else whole for name in formula.inputs)
     if len(examples) != len(formula.inputs):
         raise UnknownNameError(
-            f"{len(examples)} example inputs, the formula has {len(formula.inputs)} ({', '.join(formula.inputs)})",
+            f"{len(examples)} example inputs, the formula has {len(formula.inputs)} "
+            f"({', '.join(formula.inputs)})",
             hint="give one for each, or none",
         )
     return tuple(
@@ -162,7 +166,8 @@ def _plan(special: Specialization) -> str:
         lines.append(f"{region.name}: {region.kind} over [{space}]")
         reads = dict.fromkeys(o.name for o in accesses if o.kind != "root")
         lines.append(
-            f"  reads {', '.join(reads) or 'nothing'}; writes {', '.join(r.name for r in region.roots)}"
+            f"  reads {', '.join(reads) or 'nothing'}; "
+            f"writes {', '.join(root.name for root in region.roots)}"
         )
         lines.append(f"  {region.reason}")
     return "\n".join(lines) + "\n"

@@ -1,7 +1,9 @@
-"""From a formula and the shapes, strides and types of a call to kernels: what is specialised, and by what.
+"""From a formula and the shapes, strides and types of a call to kernels: what is specialised, and
+by what.
 
-A :class:`Specialization` is a Plan for input types, ranks and which axes have length 1. Under it a :class:`Variant` is one
-built kernel for a class of layouts. Neither holds an exact shape. May import everything below the API.
+A :class:`Specialization` is a Plan for input types, ranks and which axes have length 1. Under it a
+:class:`Variant` is one built kernel for a class of layouts. Neither holds an exact shape. May
+import everything below the API.
 """
 
 from __future__ import annotations
@@ -35,7 +37,8 @@ if TYPE_CHECKING:
 
 INCLUDE = Path(__file__).parent.parent / "codegen" / "include"
 TRITON_TYPES = {
-    "f64": "fp64", "f32": "fp32", "f16": "fp16", "bf16": "bf16", "f8e4m3": "fp8e4nv", "f8e5m2": "fp8e5",
+    "f64": "fp64", "f32": "fp32", "f16": "fp16", "bf16": "bf16", "f8e4m3": "fp8e4nv",
+    "f8e5m2": "fp8e5",
     "i64": "i64", "i32": "i32", "i16": "i16", "i8": "i8", "u8": "u8", "bool": "i1",
 }  # fmt: skip
 
@@ -67,7 +70,10 @@ class Formula:
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """What specialising sees of one argument: type, shape and strides (elements), or only a type for a number."""
+    """What specialising sees of one argument:
+
+    Type, shape and strides (elements), or only a type for a number.
+    """
 
     dtype: DType
     shape: tuple[int, ...] = ()
@@ -77,7 +83,10 @@ class Argument:
 
 @dataclass(frozen=True, slots=True)
 class Variant:
-    """One kernel that has been built: its name, what it was built for, and why that needed a kernel of its own."""
+    """One kernel that has been built:
+
+    Its name, what it was built for, and why that needed a kernel of its own.
+    """
 
     kernel: str
     backend: str
@@ -105,7 +114,10 @@ class Specialization:
         return self.plan.graph.outputs
 
     def sizes(self, arguments: Sequence[Argument]) -> dict[Dim, int]:
-        """The length of every named axis in this call; ShapeError where two that must agree do not."""
+        """The length of every named axis in this call;
+
+        ShapeError where two that must agree do not.
+        """
         sizes = axis_sizes(self.specs, arguments)
         if any(sizes[a] != sizes[b] for a, b in self.equal):
             specialize(self.formula, arguments)  # raises, and names the place
@@ -216,7 +228,7 @@ def lay_out(
         if operand.kind in ("input", "gather"):
             node = operand.node if operand.kind == "input" else operand.node.args[0]
             own = by_name[operand.name].strides
-            strides.append(own + (0,) * int(node.attribute("unsqueezed") or 0))  # type: ignore[arg-type]
+            strides.append(own + (0,) * node.integer("unsqueezed"))
         else:
             shape = concrete(operand.node.shape, sizes)
             strides.append(output_strides.get(operand.name) or contiguous(shape))
@@ -248,7 +260,7 @@ def kernel_of(special: Specialization, job: LaidOut, backend: str) -> Kernel:
             job.config,
             target,
             special.formula.numerics,
-        )  # fmt: skip
+        )
     )
 
 
@@ -260,7 +272,10 @@ def source_of(kernel: Kernel, backend: str) -> str:
 def triton_program(
     kernel: Kernel, sizes: Sequence[int], aligned: frozenset[str], numerics: str
 ) -> TritonProgram:
-    """The printed kernel with all that Triton's compiler has to know. ``aligned``: pointers that are 16-byte aligned."""
+    """The printed kernel with all that Triton's compiler has to know.
+
+    ``aligned``: pointers that are 16-byte aligned.
+    """
     index = "i64" if kernel.config.wide_index else "i32"
     signature = [(p.name, f"*{TRITON_TYPES[p.storage.name]}") for p in kernel.pointers]
     signature += [(n.name, TRITON_TYPES[n.dtype.name]) for n in kernel.numbers]

@@ -121,6 +121,13 @@ FUSEC_INLINE T store(double x) {
   return store<T>((float)x);
 }
 
+// GCC up to 12 turns (float)(int)x into trunc(x), whose zero may be negative: what truncates to zero
+// is made a positive zero first.
+template <class F>
+FUSEC_INLINE F flush_fraction(F x) {
+  return (x > (F)-1) & (x < (F)1) ? (F)0 : x;
+}
+
 // Casts from float and double to integers: truncated, and out of range or NaN (undefined in C++)
 // what x86 conversions and torch's CPU kernels give: the most negative int32 or int64. Narrower
 // types and uint32 then keep the low bits, so uint8(-2.0) is 254. bool is "not zero".
@@ -132,11 +139,13 @@ FUSEC_INLINE T cast(F x) {
 #define FUSEC_CASTS(F)                                                          \
   template <>                                                                   \
   FUSEC_INSTANCE int32_t cast<int32_t, F>(F x) {                                \
-    return (int32_t)((x >= (F)-0x1p31) & (x < (F)0x1p31) ? x : (F)-0x1p31);     \
+    const bool fits = (x >= (F)-0x1p31) & (x < (F)0x1p31);                      \
+    return (int32_t)(fits ? flush_fraction(x) : (F)-0x1p31);                    \
   }                                                                             \
   template <>                                                                   \
   FUSEC_INSTANCE int64_t cast<int64_t, F>(F x) {                                \
-    return (int64_t)((x >= (F)-0x1p63) & (x < (F)0x1p63) ? x : (F)-0x1p63);     \
+    const bool fits = (x >= (F)-0x1p63) & (x < (F)0x1p63);                      \
+    return (int64_t)(fits ? flush_fraction(x) : (F)-0x1p63);                    \
   }                                                                             \
   template <>                                                                   \
   FUSEC_INSTANCE uint64_t cast<uint64_t, F>(F x) {                              \

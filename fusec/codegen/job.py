@@ -1,0 +1,48 @@
+"""What a lowering starts from: the Region, how its operands lie, the Config, and facts about the backend.
+
+May import ``fusec.ir``, ``fusec.passes.fuse``, ``codegen.kernel`` and ``codegen.layout``.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.codegen.kernel import Config, Form
+from fusec.codegen.layout import Layout, Operand
+from fusec.ir.graph import Graph
+from fusec.passes.fuse import Region
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """What lowering has to know of a backend."""
+
+    name: str
+    masks: bool  # tiles overhang the data
+    keeps: bool  # a row's values can be buffered between sweeps
+    wide_sums: bool  # float32 sums accumulate in float64
+    wide_index: bool  # index variables are int64 whatever the sizes
+
+
+TRITON = Target("triton", masks=True, keeps=False, wide_sums=False, wide_index=False)
+CPP = Target("cpp", masks=False, keeps=True, wide_sums=True, wide_index=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """All that determines a kernel."""
+
+    graph: Graph
+    region: Region
+    accesses: tuple[Operand, ...]
+    layout: Layout
+    config: Config
+    target: Target
+    numerics: str = "torch"
+
+    @property
+    def form(self) -> Form:
+        """Flat when one axis is left, tile for more, rows when some are reduced."""
+        if self.region.axes:
+            return Form.ROWS
+        return Form.TILE if self.layout.rows else Form.FLAT

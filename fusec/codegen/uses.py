@@ -1,0 +1,60 @@
+"""Which names the statements of a Kernel read.
+
+May import ``fusec.ir`` and ``codegen.kernel``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fusec.codegen.kernel import (
+    Accumulate,
+    Apply,
+    Convert,
+    Expr,
+    Keep,
+    Let,
+    Load,
+    Masked,
+    Ref,
+    Stmt,
+    Store,
+    Sweep,
+)
+from fusec.ir.dtypes import DType
+
+
+def dtype_of(statement: Let | Load) -> DType:
+    """The type of the value that the statement names."""
+    return statement.value.dtype if isinstance(statement, Let) else statement.dtype
+
+
+def _expressions(statement: Stmt) -> list[Expr]:
+    if isinstance(statement, (Let, Store, Accumulate, Keep)):
+        return [statement.value]
+    if isinstance(statement, Load):
+        return list(statement.guards)
+    return []
+
+
+def reads(statements: Iterable[Stmt]) -> set[str]:
+    """The values and index variables that statements read, those inside sweeps included."""
+    used: set[str] = set()
+    for statement in statements:
+        if isinstance(statement, Sweep):
+            used |= reads(statement.body)
+        elif isinstance(statement, (Load, Store)):
+            used |= {t.variable for t in statement.access.terms}
+        used |= {name for e in _expressions(statement) for name in _names(e)}
+    return used
+
+
+def _names(expression: Expr) -> set[str]:
+    """The values an expression reads."""
+    if isinstance(expression, Ref):
+        return {expression.name}
+    if isinstance(expression, (Convert, Masked)):
+        return _names(expression.arg)
+    if isinstance(expression, Apply):
+        return {name for a in expression.args for name in _names(a)}
+    return set()
