@@ -1,5 +1,4 @@
-"""The default choices about performance, as rules that can be read in one place. The tuner searches
-around them.
+"""The default choices about performance, as rules that can be read in one place.
 
 Sizes enter only as classes (a power of two that covers the row), so that a new shape of a known
 class needs no build.
@@ -12,13 +11,13 @@ from __future__ import annotations
 from fusec.codegen.kernel import Config, Form
 from fusec.codegen.layout import Arrangement, Operand
 
-RESIDENT_BYTES = 64 * 1024  # registers a program may fill with the tiles of one row
-LOOP_BLOCK = 4096  # columns a looping program takes at a time
+RESIDENT_BYTES = 128 * 1024  # registers a program may fill with the tiles of one row
+LOOP_BLOCK, LOOP_WARPS = 8192, 16  # columns a looping program takes at a time
+BYTES_PER_WARP = 2048  # of the row in memory; more warps leave too little work for each
 SMALLEST_BLOCK = 64
 ELEMENTS_PER_PROGRAM = 2048
-WIDE_OFFSETS = (
-    2**31 - 2**20
-)  # from here on offsets are int64; blocks may overhang by less than 2**20
+# From here on offsets are int64; blocks may overhang by less than 2**20.
+WIDE_OFFSETS = 2**31 - 2**20
 
 
 def choose_triton(form: Form, accesses: tuple[Operand, ...], arrangement: Arrangement) -> Config:
@@ -35,9 +34,7 @@ def choose_triton(form: Form, accesses: tuple[Operand, ...], arrangement: Arrang
 
 
 def _tile(arrangement: Arrangement, wide: bool) -> Config:
-    """Wide tiles where every operand is contiguous along the columns, square ones where one is
-    transposed.
-    """
+    """Wide tiles where every operand runs along the columns, square ones where one does not."""
     if any(strides and strides[-1] not in (0, 1) for strides in arrangement.layout.strides):
         return Config(32, 64, warps=4, wide_index=wide)
     columns = min(_cover(arrangement.cols), ELEMENTS_PER_PROGRAM)
@@ -45,26 +42,24 @@ def _tile(arrangement: Arrangement, wide: bool) -> Config:
 
 
 def _rows(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -> Config:
-    """A row in registers while its tiles fit, else a loop;
-
-    Several rows a program when they are short.
-    """
+    """A row in registers while its tiles fit, else a loop; several short rows to a program."""
     block = _cover(arrangement.cols)
-    tiles = sum(
-        o.kind in ("input", "read") and _is_tile(k, arrangement) for k, o in enumerate(accesses)
-    )
-    if block * 4 * max(1, tiles) > RESIDENT_BYTES:
-        return Config(1, LOOP_BLOCK, warps=8, resident=False, wide_index=wide)
+    full = [o for k, o in enumerate(accesses) if o.kind != "root" and _is_tile(k, arrangement)]
+    if block * 4 * max(1, len(full)) > RESIDENT_BYTES:
+        return Config(1, LOOP_BLOCK, LOOP_WARPS, resident=False, wide_index=wide)
+    if block < 1024 and arrangement.layout.rows:
+        return Config(ELEMENTS_PER_PROGRAM // block, block, warps=4, wide_index=wide)
+    stored = max((o.node.dtype.itemsize for o in full), default=4)
+    warps = min(16, max(2, block * stored // BYTES_PER_WARP)) if block < 32768 else 32
     even = block == arrangement.cols and block >= 1024
-    warps = min(16, max(4, block // 512))
-    together = max(1, ELEMENTS_PER_PROGRAM // block) if arrangement.layout.rows else 1
-    return Config(together, block, warps, even=even, wide_index=wide)
+    return Config(1, block, warps, even=even, wide_index=wide)
 
 
 def _is_tile(operand: int, arrangement: Arrangement) -> bool:
+    """Whether an operand varies along both the rows and the columns, as a row of data does."""
     strides = arrangement.layout.strides[operand]
     rows = len(arrangement.layout.rows)
-    return any(s != 0 for s in strides[rows:])
+    return any(strides[rows:]) and (any(strides[:rows]) or not rows)
 
 
 def _cover(columns: int) -> int:

@@ -54,20 +54,14 @@ def _divide(a, b):
         return a / b
 """
 
-_MEAN = """
+_MEAN = '''
 @triton.jit
 def _mean(x, count, axis: tl.constexpr, keep_dims: tl.constexpr = False):
-    # Where the plain sum overflows, the elements are divided before they are added.
-    count = count.to(x.dtype)
-    total = tl.sum(x, axis=axis, keep_dims=keep_dims)
-    mean = _divide(total, count)
-    if keep_dims:
-        scaled = tl.sum(x / count, axis=axis, keep_dims=True)
-        mean = tl.where(tl.abs(total) == float("inf"), scaled, mean)
-    elif tl.abs(total) == float("inf"):
-        mean = tl.sum(x / count, axis=axis)
-    return mean
-"""
+    # Scaled by a power of two, which changes no digit, the sum stays in range wherever the mean does.
+    scale: tl.constexpr = 1.0 / x.shape[axis]
+    total = tl.sum(x * scale, axis=axis, keep_dims=keep_dims)
+    return _divide(total, count.to(x.dtype) * scale)
+'''
 
 _FLOOR_DIVIDE = """
 @triton.jit

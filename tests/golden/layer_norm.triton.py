@@ -1,0 +1,54 @@
+"""mu = mean(x)
+variance = mean((x - mu)^2)
+(x - mu) * rsqrt(variance + 1e-5) * weight + bias
+
+reads x bf16, weight bf16, bias bf16; writes out bf16; 4 bytes per element
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+@triton.jit
+def _divide(a, b):
+    if a.dtype == tl.float32:
+        return tl.div_rn(a, b)
+    else:
+        return a / b
+
+
+@triton.jit
+def _mean(x, count, axis: tl.constexpr, keep_dims: tl.constexpr = False):
+    # Where the plain sum overflows, the elements are scaled before they are added.
+    count = count.to(x.dtype)
+    total = tl.sum(x, axis=axis, keep_dims=keep_dims)
+    mean = _divide(total, count)
+    scale = 1.0 / count
+    if keep_dims:
+        scaled = tl.sum(x * scale, axis=axis, keep_dims=True)
+        mean = tl.where(tl.abs(total) == float("inf"), scaled, mean)
+    elif tl.abs(total) == float("inf"):
+        mean = tl.sum(x * scale, axis=axis)
+    return mean
+
+
+@triton.jit
+def layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, out_ptr, cols, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    col = tl.arange(0, BLOCK)
+    # load
+    x = tl.load(x_ptr + row * cols + col).to(tl.float32)
+    # reduce: mu (mean)
+    mu = _mean(x, cols, axis=0)
+    # reduce: variance (mean)
+    t0 = x - mu
+    variance = _mean(t0 * t0, cols, axis=0)
+    t1 = libdevice.rsqrt(variance + 1e-5)
+    # load
+    weight = tl.load(weight_ptr + col).to(tl.float32)
+    bias = tl.load(bias_ptr + col).to(tl.float32)
+    # compute
+    out = t0 * t1 * weight + bias
+    # store
+    tl.store(out_ptr + row * cols + col, out)

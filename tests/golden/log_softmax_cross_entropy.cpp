@@ -1,0 +1,49 @@
+// logsumexp(logits) - logits[target]
+//
+// reads logits f32, target i64; writes out f32; 4 bytes per element
+#include "fusec.h"
+
+extern "C" void log_softmax_cross_entropy_kernel(
+    const float* logits_ptr,
+    const int64_t* target_ptr,
+    float* out_ptr,
+    int64_t rows,
+    int64_t cols,
+    int32_t threads) {
+  #pragma omp parallel for num_threads(threads) schedule(static)
+  for (int64_t row = 0; row < rows; ++row) {
+    // load
+    const int64_t target = target_ptr[row];
+    const float logits_at =
+        target >= 0 && target < cols ? logits_ptr[row * cols + target] : __builtin_nanf("");
+    // reduce: row_max
+    float row_max_lanes[fusec::LANES];
+    fusec::fill<float>(row_max_lanes, -__builtin_inff());
+    fusec::sweep(cols, [&](int64_t start, int64_t count) __attribute__((always_inline)) {
+      #pragma omp simd
+      for (int64_t lane = 0; lane < count; ++lane) {
+        const int64_t col = start + lane;
+        const float logits = logits_ptr[row * cols + col];
+        row_max_lanes[lane] = fusec::maximum(row_max_lanes[lane], logits);
+      }
+    });
+    const float row_max = fusec::finish_max(row_max_lanes, fusec::LANES);
+    const float t0 =
+        (static_cast<bool>((row_max == __builtin_inff()) | (row_max == -__builtin_inff())) ? 0.0f : row_max);
+    // reduce: row_sum
+    double row_sum_lanes[fusec::LANES];
+    fusec::fill<double>(row_sum_lanes, 0.0);
+    fusec::sweep(cols, [&](int64_t start, int64_t count) __attribute__((always_inline)) {
+      #pragma omp simd
+      for (int64_t lane = 0; lane < count; ++lane) {
+        const int64_t col = start + lane;
+        const float logits = logits_ptr[row * cols + col];
+        row_sum_lanes[lane] += static_cast<double>(fusec::exp(logits - t0));
+      }
+    });
+    const float row_sum = static_cast<float>(fusec::finish_sum(row_sum_lanes, fusec::LANES));
+    const float out = fusec::log(row_sum) + t0 - logits_at;
+    // store
+    out_ptr[row] = out;
+  }
+}

@@ -1,0 +1,61 @@
+"""hidden = x + residual
+hidden * rsqrt(mean(hidden^2) + 1e-6) * weight, hidden
+
+reads x bf16, residual bf16, weight bf16; writes out bf16, hidden bf16; 8 bytes per element
+"""
+
+import triton
+import triton.language as tl
+from triton.language.extra import libdevice
+
+
+@triton.jit
+def _divide(a, b):
+    if a.dtype == tl.float32:
+        return tl.div_rn(a, b)
+    else:
+        return a / b
+
+
+@triton.jit
+def _mean(x, count, axis: tl.constexpr, keep_dims: tl.constexpr = False):
+    # Where the plain sum overflows, the elements are scaled before they are added.
+    count = count.to(x.dtype)
+    total = tl.sum(x, axis=axis, keep_dims=keep_dims)
+    mean = _divide(total, count)
+    scale = 1.0 / count
+    if keep_dims:
+        scaled = tl.sum(x * scale, axis=axis, keep_dims=True)
+        mean = tl.where(tl.abs(total) == float("inf"), scaled, mean)
+    elif tl.abs(total) == float("inf"):
+        mean = tl.sum(x * scale, axis=axis)
+    return mean
+
+
+@triton.jit
+def rms_norm_kernel(
+    x_ptr,
+    residual_ptr,
+    weight_ptr,
+    out_ptr,
+    hidden_ptr,
+    cols,
+    BLOCK: tl.constexpr,
+):
+    row = tl.program_id(0)
+    col = tl.arange(0, BLOCK)
+    # load
+    x = tl.load(x_ptr + row * cols + col).to(tl.float32)
+    residual = tl.load(residual_ptr + row * cols + col).to(tl.float32)
+    # reduce: row_mean
+    hidden = x + residual
+    row_mean = _mean(hidden * hidden, cols, axis=0)
+    t0 = libdevice.rsqrt(row_mean + 1e-6)
+    # store
+    tl.store(hidden_ptr + row * cols + col, hidden)
+    # load
+    weight = tl.load(weight_ptr + col).to(tl.float32)
+    # compute
+    out = hidden * t0 * weight
+    # store
+    tl.store(out_ptr + row * cols + col, out)

@@ -1,0 +1,52 @@
+// softmax(x)
+//
+// reads x bf16; writes out bf16; 4 bytes per element
+#include "fusec.h"
+
+extern "C" void softmax_kernel(
+    const fusec::bf16* x_ptr,
+    fusec::bf16* out_ptr,
+    int64_t rows,
+    int64_t cols,
+    int32_t threads) {
+  #pragma omp parallel num_threads(threads)
+  {
+    const fusec::Row<float> exp_row(cols);
+    #pragma omp for schedule(static)
+    for (int64_t row = 0; row < rows; ++row) {
+      // reduce: row_max
+      float row_max_lanes[fusec::LANES];
+      fusec::fill<float>(row_max_lanes, -__builtin_inff());
+      fusec::sweep(cols, [&](int64_t start, int64_t count) __attribute__((always_inline)) {
+        #pragma omp simd
+        for (int64_t lane = 0; lane < count; ++lane) {
+          const int64_t col = start + lane;
+          const float x = fusec::load(x_ptr[row * cols + col]);
+          row_max_lanes[lane] = fusec::maximum(row_max_lanes[lane], x);
+        }
+      });
+      const float row_max = fusec::finish_max(row_max_lanes, fusec::LANES);
+      // reduce: row_sum
+      double row_sum_lanes[fusec::LANES];
+      fusec::fill<double>(row_sum_lanes, 0.0);
+      fusec::sweep(cols, [&](int64_t start, int64_t count) __attribute__((always_inline)) {
+        #pragma omp simd
+        for (int64_t lane = 0; lane < count; ++lane) {
+          const int64_t col = start + lane;
+          const float x = fusec::load(x_ptr[row * cols + col]);
+          const float t0 = fusec::exp(x - row_max);
+          exp_row.data[col] = t0;
+          row_sum_lanes[lane] += static_cast<double>(t0);
+        }
+      });
+      const float row_sum = static_cast<float>(fusec::finish_sum(row_sum_lanes, fusec::LANES));
+      // compute and store
+      #pragma omp simd
+      for (int64_t col = 0; col < cols; ++col) {
+        const float t0 = exp_row.data[col];
+        const float out = t0 / row_sum;
+        out_ptr[row * cols + col] = fusec::store<fusec::bf16>(out);
+      }
+    }
+  }
+}

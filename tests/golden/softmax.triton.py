@@ -1,0 +1,28 @@
+"""softmax(x)
+
+reads x bf16; writes out bf16; 4 bytes per element
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def _maximum(a, b):
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
+def softmax_kernel(x_ptr, out_ptr, cols, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    col = tl.arange(0, BLOCK)
+    # load
+    x = tl.load(x_ptr + row * cols + col).to(tl.float32)
+    # reduce: row_max
+    row_max = tl.reduce(x, axis=0, combine_fn=_maximum)
+    # reduce: row_sum
+    t0 = tl.exp(x - row_max)
+    row_sum = tl.sum(t0, axis=0)
+    out = t0 / row_sum
+    # store
+    tl.store(out_ptr + row * cols + col, out)

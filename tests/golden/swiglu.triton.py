@@ -1,0 +1,20 @@
+"""silu(gate) * up
+
+reads gate bf16, up bf16; writes out bf16; 6 bytes per element
+"""
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def swiglu_kernel(gate_ptr, up_ptr, out_ptr, n, BLOCK: tl.constexpr):
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    mask = i < n
+    # load
+    gate = tl.load(gate_ptr + i, mask=mask, other=0.0).to(tl.float32)
+    up = tl.load(up_ptr + i, mask=mask, other=0.0).to(tl.float32)
+    # compute
+    out = gate / (1.0 + tl.exp(gate * -1.0)) * up
+    # store
+    tl.store(out_ptr + i, out, mask=mask)
