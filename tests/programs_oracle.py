@@ -81,9 +81,7 @@ def relaid_inputs(program: Program, layouts: Sequence[str]) -> dict[str, Any]:
     """The inputs of a program, each in its layout."""
     made = make_inputs(program)
     chosen = (layouts[k % len(layouts)] for k in range(len(made)))
-    return {
-        name: relaid(v, layout) for (name, v), layout in zip(made.items(), chosen, strict=True)
-    }
+    return {name: relaid(v, layout) for (name, v), layout in zip(made.items(), chosen, strict=True)}
 
 
 def truth(program: Program, inputs: Mapping[str, Any]) -> list[torch.Tensor]:
@@ -138,7 +136,9 @@ def agree(
         apart = (a.double() - b.double()).abs().max().item()
         bound = 0.0 if bitwise else 2 * allowed(program, number, a)
         if bitwise or not apart <= bound:
-            fail(program, f"{what}: output {number} differs by {apart:g}, beyond {bound:g}", layouts)
+            fail(
+                program, f"{what}: output {number} differs by {apart:g}, beyond {bound:g}", layouts
+            )
 
 
 def as_test(program: Program, layouts: Sequence[str]) -> str:

@@ -10,6 +10,7 @@ from fusec.codegen.kernel import (
     Access,
     Accumulate,
     Apply,
+    Combine,
     Comment,
     Convert,
     Expr,
@@ -81,6 +82,8 @@ def _statement(statement: Stmt) -> str:
             return f"store {_address(access)} = {_text(value)} as {storage.name}"
         case Reduce(name=name, op=op, value=value):
             return f"{name} = {op.name} {_text(value)}"
+        case Combine(name=name, op=op, access=access):
+            return f"{name} = {op.name} of the parts at {_address(access)}"
         case Accumulate(accumulator=accumulator, value=value):
             return f"{accumulator.lanes} {accumulator.op.name}= {_text(value)}"
         case Keep(buffer=buffer, value=value):

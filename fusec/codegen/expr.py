@@ -21,6 +21,7 @@ from fusec.ir.ops import Call, Form, Infix, Lowering, Op, Prefix, Suffix, Templa
 
 ATOM = 20
 PREFIX = 13
+_LARGEST_F32 = float.fromhex("0x1.fffffep127")
 
 
 class Dialect(ABC):
@@ -112,7 +113,8 @@ def shortest_float(value: float, dtype: DType) -> str:
         wanted = struct.pack("<f", value)
         for digits in range(1, 10):
             candidate = f"{value:.{digits}g}"
-            if struct.pack("<f", float(candidate)) == wanted:
+            near = abs(float(candidate)) <= _LARGEST_F32  # fewer digits may round past the end
+            if near and struct.pack("<f", float(candidate)) == wanted:
                 text = candidate
                 break
     text = re.sub(r"(e-?)\+?0+(?=\d)", r"\1", text)

@@ -1,4 +1,4 @@
-"""What a lowering starts from: the Region, how its operands lie, the Config, and facts about the backend.
+"""What a lowering starts from: the Region, how its operands lie, the Config, the backend.
 
 May import ``fusec.ir``, ``fusec.passes.fuse``, ``codegen.kernel`` and ``codegen.layout``.
 """
@@ -39,6 +39,7 @@ class Job:
     config: Config
     target: Target
     numerics: str = "torch"
+    part: int = 0  # where programs share a row, a kernel for each sweep: 1, 2, ...; 0 is all in one
 
     @property
     def form(self) -> Form:

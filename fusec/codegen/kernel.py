@@ -166,6 +166,17 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True)
+class Combine:
+    """``name`` = what the programs that share a row have stored at ``access``, combined."""
+
+    name: str
+    op: Op
+    access: Access
+    dtype: DType
+    mask: Level = Level.UNIFORM
+
+
+@dataclass(frozen=True, slots=True)
 class Accumulator:
     """A running value of a sweep, one for each lane;
 
@@ -214,16 +225,19 @@ class Sweep:
     reverse: bool = False
 
 
-Stmt: TypeAlias = "Comment | Let | Load | Store | Reduce | Accumulate | Keep | Recall | Sweep"
+Stmt: TypeAlias = (
+    "Comment | Let | Load | Store | Reduce | Combine | Accumulate | Keep | Recall | Sweep"
+)
 
 
 @dataclass(frozen=True, slots=True)
 class Pointer:
-    """A buffer parameter; ``name`` is legal in every language."""
+    """A buffer parameter; ``name`` is legal everywhere, ``buffer`` is the launcher's name."""
 
     name: str
     storage: DType
     written: bool = False
+    buffer: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,6 +271,7 @@ class Config:
     resident: bool = True  # the row fits the tile: no loop
     even: bool = False  # the row fills the tile: no mask
     wide_index: bool = False  # int64 offsets
+    splits: int = 1  # programs that share a row, each a part of its columns
     lanes_along_rows: bool = False  # the contiguous axis is the row axis (column reductions)
 
 
@@ -290,5 +305,6 @@ class Kernel:
     variables: tuple[Variable, ...]
     body: tuple[Stmt, ...]
     kept: tuple[tuple[str, DType], ...] = ()
+    divided: bool = False  # a program works on one of ``config.splits`` parts of its rows
     header: tuple[str, ...] = ()
     origin: dict[str, str] = field(default_factory=dict, hash=False, compare=False)

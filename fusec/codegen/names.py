@@ -20,8 +20,8 @@ int16_t int32_t int64_t uint8_t uint16_t uint32_t uint64_t size_t ptrdiff_t std 
 INFINITY NAN unix linux i386 errno stdin stdout stderr assert EOF
 """
 _CUDA = """
-__global__ __device__ __shared__ __restrict__ threadIdx blockIdx blockDim gridDim warpSize half float2
-float4 dim3
+__global__ __device__ __shared__ __restrict__ threadIdx blockIdx blockDim gridDim warpSize half
+float2 float4 dim3
 """
 _TRITON = """
 tl triton libdevice self print range len min max abs sum float int bool str list tuple dict set
@@ -29,7 +29,8 @@ object type id
 """
 _FUSEC = """
 fusec i row col rows cols n mask row_mask col_mask
-BLOCK BLOCK_ROWS BLOCK_COLS LANES start count lane threads sweep
+BLOCK BLOCK_ROWS BLOCK_COLS LANES start count
+lane threads sweep program split part first last chunk SPLITS
 """
 
 RESERVED = frozenset(_CPP.split()) | frozenset(_CUDA.split()) | frozenset(_TRITON.split())

@@ -8,12 +8,15 @@ May import ``fusec.ir`` and the modules of ``codegen`` above it in the tree.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fusec.codegen.kernel import Config, Form
 from fusec.codegen.layout import Arrangement, Operand
 
 RESIDENT_BYTES = 128 * 1024  # registers a program may fill with the tiles of one row
 LOOP_BLOCK, LOOP_WARPS = 8192, 16  # columns a looping program takes at a time
 BYTES_PER_WARP = 2048  # of the row in memory; more warps leave too little work for each
+FULL_GRID = 1024  # programs that keep any present GPU busy
 SMALLEST_BLOCK = 64
 ELEMENTS_PER_PROGRAM = 2048
 # From here on offsets are int64; blocks may overhang by less than 2**20.
@@ -29,8 +32,18 @@ def choose_triton(form: Form, accesses: tuple[Operand, ...], arrangement: Arrang
     if form is Form.TILE:
         return _tile(arrangement, wide)
     if _rows_contiguous(arrangement):
-        return Config(64, 64, warps=4, resident=False, wide_index=wide, lanes_along_rows=True)
-    return _rows(accesses, arrangement, wide)
+        config = Config(64, 64, warps=4, resident=False, wide_index=wide, lanes_along_rows=True)
+    else:
+        config = _rows(accesses, arrangement, wide)
+    return config if config.resident else replace(config, splits=_splits(config, arrangement))
+
+
+def _splits(config: Config, arrangement: Arrangement) -> int:
+    """How many programs share a row: enough to fill the GPU, each with a few tiles at least."""
+    programs = -(-arrangement.rows // config.block_rows)
+    room = arrangement.cols // (4 * config.block_cols)
+    wanted = min(FULL_GRID // programs, room)
+    return 1 if wanted < 2 else 1 << (wanted.bit_length() - 1)
 
 
 def _tile(arrangement: Arrangement, wide: bool) -> Config:

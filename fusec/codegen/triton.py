@@ -14,6 +14,7 @@ from fusec.codegen.kernel import (
     Accumulate,
     Accumulator,
     Apply,
+    Combine,
     Comment,
     Convert,
     Form,
@@ -158,8 +159,13 @@ class _Printer:
             + [f"{c}: tl.constexpr" for c in self.constants()]
         )
 
-    def constants(self) -> list[str]:
-        return ["BLOCK"] if self._block() == "BLOCK" else ["BLOCK_ROWS", "BLOCK_COLS"]
+    def constants(self) -> dict[str, int]:
+        """The compile-time constants and their values."""
+        config = self.kernel.config
+        found = {"BLOCK": config.block_cols}
+        if self._block() != "BLOCK":
+            found = {"BLOCK_ROWS": config.block_rows, "BLOCK_COLS": config.block_cols}
+        return found | ({"SPLITS": config.splits} if config.splits > 1 else {})
 
     def _indices(self, writer: Writer) -> None:
         form, wide = self.kernel.form, ".to(tl.int64)" if self.kernel.config.wide_index else ""
@@ -177,19 +183,33 @@ class _Printer:
             )
             writer.line("row_mask = row < rows")
             writer.line("col_mask = col < cols")
-        elif self._flat_rows:
-            writer.line(f"row = tl.program_id(0){wide}")
         else:
-            writer.line(
-                f"row = tl.program_id(0){wide} * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]"
-            )
-            writer.line("row_mask = row < rows")
+            self._row_index(f"tl.program_id(0){wide}", writer)
         if form is Form.ROWS and self.kernel.config.resident:
             writer.line(f"col = {self._lanes()}")
             if not self.kernel.config.even:
                 writer.line(f"{self._col_mask} = col < cols")
         levels = Level.ROW if form is Form.ROWS and not self.kernel.config.resident else Level.TILE
         self._variables(levels, writer)
+
+    def _row_index(self, program: str, writer: Writer) -> None:
+        """The row or rows of a program, and where several share them its part of the columns."""
+        kernel = self.kernel
+        if kernel.divided:
+            writer.line(f"program = {program}")
+            program = "program // SPLITS"
+        if self._flat_rows:
+            writer.line(f"row = {program}")
+        else:
+            writer.line(f"row = {program} * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]")
+            writer.line("row_mask = row < rows")
+        if kernel.divided:
+            writer.line("split = program % SPLITS")
+            writer.line("first = split * chunk")
+            writer.line("last = tl.minimum(first + chunk, cols)")
+        if any(isinstance(s, Combine) for s in kernel.body):
+            whole = "tl.arange(0, SPLITS)"
+            writer.line(f"part = {whole if self._flat_rows else f'{whole}[None, :]'}")
 
     def _lanes(self) -> str:
         text = f"tl.arange(0, {self._block()})"
@@ -224,6 +244,10 @@ class _Printer:
             elif isinstance(statement, Reduce):
                 value = self._dialect.text(statement.value)
                 _line(writer, f"{statement.name} = {self._combine(statement.op, value)}")
+            elif isinstance(statement, Combine):
+                mask = ", mask=row_mask, other=0" if Level.ROW in statement.mask else ""
+                parts = f"tl.load({self._address(statement.access)}{mask})"
+                _line(writer, f"{statement.name} = {self._combine(statement.op, parts)}")
             elif isinstance(statement, Accumulate):
                 self._accumulate(statement, writer)
             elif isinstance(statement, Sweep):
@@ -288,7 +312,8 @@ class _Printer:
         shape = f"[{self._block()}]" if self._flat_rows else "[BLOCK_ROWS, BLOCK_COLS]"
         for accumulator in sweep.accumulators:
             _line(writer, f"{accumulator.lanes} = {self._start(accumulator, shape)}")
-        with writer.block(f"for start in range(0, cols, {self._block()}):"):
+        bounds = "first, last" if self.kernel.divided else "0, cols"
+        with writer.block(f"for start in range({bounds}, {self._block()}):"):
             writer.line(f"col = start + {self._lanes()}")
             writer.line(f"{self._col_mask} = col < cols")
             self._variables(Level.COL, writer)
@@ -312,7 +337,4 @@ def _line(writer: Writer, statement: str) -> None:
 
 def constants(kernel: Kernel) -> dict[str, int]:
     """The compile-time constants of the printed kernel."""
-    config = kernel.config
-    if _Printer(kernel).constants() == ["BLOCK"]:
-        return {"BLOCK": config.block_cols}
-    return {"BLOCK_ROWS": config.block_rows, "BLOCK_COLS": config.block_cols}
+    return _Printer(kernel).constants()

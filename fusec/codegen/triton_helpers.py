@@ -54,14 +54,14 @@ def _divide(a, b):
         return a / b
 """
 
-_MEAN = '''
+_MEAN = """
 @triton.jit
 def _mean(x, count, axis: tl.constexpr, keep_dims: tl.constexpr = False):
-    # Scaled by a power of two, which changes no digit, the sum stays in range wherever the mean does.
+    # A power of two changes no digit, and keeps the sum in range wherever the mean is.
     scale: tl.constexpr = 1.0 / x.shape[axis]
     total = tl.sum(x * scale, axis=axis, keep_dims=keep_dims)
     return _divide(total, count.to(x.dtype) * scale)
-'''
+"""
 
 _FLOOR_DIVIDE = """
 @triton.jit

@@ -13,7 +13,6 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from fusec.codegen.job import Job
 from fusec.codegen.kernel import (
     Access,
     Apply,
@@ -27,14 +26,12 @@ from fusec.codegen.kernel import (
     Number,
     Pointer,
     Ref,
-    Size,
     Stmt,
     Store,
     Term,
-    Variable,
 )
 from fusec.codegen.layout import Operand, region_nodes
-from fusec.codegen.names import Names
+from fusec.codegen.parameters import Parameters
 from fusec.ir.dtypes import BOOL, I32, I64, DType
 from fusec.ir.node import Dim, Node
 from fusec.ir.ops import OPS, Kind
@@ -45,19 +42,10 @@ _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
 
 
 @dataclass(slots=True)
-class Values:
+class Values(Parameters):
     """The state of one lowering: what has a name, what is at hand, which parameters exist."""
 
-    job: Job
-    names: Names = field(default_factory=Names)
     at_hand: dict[Node, Expr] = field(default_factory=dict)
-    sizes: dict[tuple[str | int, ...], Size] = field(default_factory=dict)
-    numbers: dict[tuple[str, DType], Number] = field(default_factory=dict)
-    pointers: dict[tuple[str, bool], Pointer] = field(default_factory=dict)
-    variables: dict[tuple[str, int], Variable] = field(default_factory=dict)
-    nodes: list[Node] = field(default_factory=list)
-    reads: dict[Node, str] = field(default_factory=dict)
-    levels: dict[Node, Level] = field(default_factory=dict)
     _uses: dict[Node, int] = field(default_factory=dict)
     _weight: dict[Node, int] = field(default_factory=dict)
     _names: dict[Node, str] = field(default_factory=dict)
@@ -87,7 +75,7 @@ class Values:
                 self._operand[operand.node] = position
             if (operand.name, written) not in self.pointers:
                 label = self.names.user(f"{operand.name}_ptr")
-                pointer = Pointer(label, self._storage(operand), written)
+                pointer = Pointer(label, self._storage(operand), written, operand.name)
                 self.pointers[operand.name, written] = pointer
 
     def _storage(self, operand: Operand) -> DType:
@@ -147,59 +135,6 @@ class Values:
         roots = (root.name for root in self.job.region.roots if root.node is node)
         return self.job.graph.side.names.get(node) or next(roots, None)
 
-    def size(self, name: str, *source: str | int) -> str:
-        """The name of the size or stride parameter that ``source`` describes."""
-        if source not in self.sizes:
-            self.sizes[source] = Size(
-                name if name in ("n", "rows", "cols") else self.names.user(name), source
-            )
-        return self.sizes[source].name
-
-    def variable(self, side: str, position: int) -> str:
-        """The index variable of merged axis ``position`` on ``side`` ("row" or "col")."""
-        groups = self.job.layout.rows if side == "row" else self.job.layout.cols
-        if len(groups) == 1:
-            return "i" if self.job.form is Form.FLAT else side
-        if (side, position) not in self.variables:
-            inner = range(position + 1, len(groups))
-            divisors = tuple(self.size(f"{side}_size_{k}", side, k) for k in inner)
-            modulus = self.size(f"{side}_size_{position}", side, position) if position else None
-            level = Level.ROW if side == "row" else Level.COL
-            made = Variable(self.names.user(f"{side}_{position}"), side, divisors, modulus, level)
-            self.variables[side, position] = made
-        return self.variables[side, position].name
-
-    def access(self, operand_position: int, name: str, written: bool) -> Access:
-        """The address of an operand's element: a term for each merged axis it spans."""
-        layout = self.job.layout
-        terms = []
-        for axis, stride in enumerate(layout.strides[operand_position]):
-            if stride == 0:
-                continue
-            side = "row" if axis < len(layout.rows) else "col"
-            position = axis if side == "row" else axis - len(layout.rows)
-            alone = len(layout.rows if side == "row" else layout.cols) == 1
-            variable = self.variable(side, position)
-            if stride == "free":
-                label = f"{name}_{side}_stride" if alone else f"{name}_{side}_stride_{position}"
-                stride = self.size(label, "stride", operand_position, axis)
-            elif isinstance(stride, str):
-                stride = self.size(stride, stride)
-            terms.append(Term(variable, stride))
-        return Access(self.pointers[name, written].name, tuple(terms))
-
-    def mask(self, level: Level) -> Level:
-        """The guards a load or store at ``level`` needs."""
-        if not self.job.target.masks:
-            return Level.UNIFORM
-        config, form = self.job.config, self.job.form
-        guards = Level.UNIFORM
-        if form is not Form.ROWS or not config.even:
-            guards |= Level.COL
-        if form is Form.TILE or config.block_rows > 1:
-            guards |= Level.ROW
-        return level & guards
-
     # -- values -----------------------------------------------------------------------------------
 
     def emit(self, nodes: Iterable[Node], out: list[Stmt]) -> None:
@@ -231,10 +166,11 @@ class Values:
                 return self._position(name, Level.UNIFORM)
             case "gather":
                 return self._gather(node, out)
-            case "cast":
+            case "cast":  # beside a tensor a cast gives a number the tensor's type
                 return self._cast(node)
-            case "input":  # beside a tensor a cast gives a number the tensor's type
-                return self._number(node, node.dtype) if node in self._bare else None
+            case "input":  # a tensor that is only gathered from, or a number
+                alone = node.attribute("scalar") and node in self._bare
+                return self._number(node, node.dtype) if alone else None
         if node.op.kind is Kind.REDUCTION:
             return None
         args = tuple(self.at_hand[a] for a in node.args)

@@ -13,7 +13,7 @@ _LOOSE_FIRST = (_COMPARISONS, ("|",), ("^",), ("&",), ("+", "-"), ("*", "/", "//
 
 
 def wrap(statement: str, indent: int) -> list[str]:
-    """``statement`` as lines of at most WIDTH columns if possible, without the outer indentation."""
+    """``statement`` as lines of at most WIDTH columns if possible, without the indentation."""
     if indent + len(statement) <= WIDTH:
         return [statement]
     target, assign, value = _assignment(statement)

@@ -20,6 +20,7 @@ from fusec.runtime.specialize import (
     contiguous,
     kernel_of,
     lay_out,
+    parts_of,
     triton_program,
 )
 
@@ -58,10 +59,11 @@ class View:
 
     def kernels(self, backend: str) -> list[tuple[LaidOut, Kernel]]:
         """Every region lowered for ``backend``."""
-        found = []
+        found: list[tuple[LaidOut, Kernel]] = []
         for position in range(len(self.special.regions)):
             laid = lay_out(self.special, position, self.arguments, self.sizes, {}, backend)
-            found.append((laid, kernel_of(self.special, laid, backend)))
+            kernels = [kernel_of(self.special, laid, backend, part) for part in parts_of(laid)]
+            found.extend((laid, kernel) for kernel in kernels)
         return found
 
     def binaries(self, target: Target) -> list[TritonBinary]:

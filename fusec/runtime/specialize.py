@@ -20,7 +20,7 @@ from fusec.codegen import schedule
 from fusec.codegen.cpp import print_cpp
 from fusec.codegen.kernel import Config, Form, Kernel
 from fusec.codegen.layout import Arrangement, Operand, arrange, operands
-from fusec.codegen.lower import CPP, TRITON, Job, lower
+from fusec.codegen.lower import CPP, TRITON, Job, lower, sweeps_of
 from fusec.codegen.triton import constants, print_triton
 from fusec.errors import InternalError
 from fusec.frontend.resolve import resolve
@@ -176,23 +176,27 @@ class LaidOut:
 
     def number(self, source: tuple[str | int, ...], sizes: dict[Dim, int]) -> int:
         """The value of a size or stride parameter in this call."""
+        laid, config = self.arrangement, self.config
+        part = -(-laid.cols // config.splits)
+        whole = {
+            "n": laid.cols,
+            "rows": laid.rows,
+            "cols": laid.cols,
+            "chunk": -(-part // config.block_cols) * config.block_cols,
+        }
         match source:
-            case ("n",):
-                return self.arrangement.cols
-            case ("rows",):
-                return self.arrangement.rows
-            case ("cols",):
-                return self.arrangement.cols
+            case (str(name),) if name in whole:
+                return whole[name]
             case ("row", int(k)):
-                return self.arrangement.row_sizes[k]
+                return laid.row_sizes[k]
             case ("col", int(k)):
-                return self.arrangement.col_sizes[k]
+                return laid.col_sizes[k]
             case ("stride", int(operand), int(axis)):
-                return self.arrangement.strides[operand][axis]
+                return laid.strides[operand][axis]
             case ("gather", int(operand)):
-                return self.arrangement.gather_strides[operand]
+                return laid.gather_strides[operand]
             case ("length", int(operand)):
-                return self.arrangement.gather_lengths[operand]
+                return laid.gather_lengths[operand]
             case ("dim", str(name)):
                 return sizes[Dim(name)]
         raise InternalError(f"no value for the kernel parameter {source}")
@@ -248,8 +252,13 @@ def _form(region: Region, arrangement: Arrangement) -> Form:
     return Form.TILE if arrangement.layout.rows else Form.FLAT
 
 
-def kernel_of(special: Specialization, job: LaidOut, backend: str) -> Kernel:
-    """Lower one laid-out region."""
+def parts_of(laid: LaidOut) -> range:
+    """The kernels of a laid-out region: number 0 alone, or where programs share rows 1 and on."""
+    return range(1, sweeps_of(laid.region) + 2) if laid.config.splits > 1 else range(1)
+
+
+def kernel_of(special: Specialization, job: LaidOut, backend: str, part: int = 0) -> Kernel:
+    """Lower one laid-out region, or one part of it (see :func:`parts_of`)."""
     target = CPP if backend == "cpp" else TRITON
     return lower(
         Job(
@@ -260,6 +269,7 @@ def kernel_of(special: Specialization, job: LaidOut, backend: str) -> Kernel:
             job.config,
             target,
             special.formula.numerics,
+            part,
         )
     )
 
@@ -307,7 +317,7 @@ def divisible(kernel: Kernel, sizes: Sequence[int]) -> frozenset[str]:
 def grid_of(kernel: Kernel, rows: int, cols: int) -> tuple[int, int, int]:
     """How many programs a launch needs."""
     config = kernel.config
-    row_blocks = -(-rows // config.block_rows)
+    row_blocks = -(-rows // config.block_rows) * (config.splits if kernel.divided else 1)
     if kernel.form is Form.FLAT:
         return (-(-cols // config.block_cols), 1, 1)
     if kernel.form is Form.TILE:

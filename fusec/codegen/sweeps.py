@@ -1,0 +1,348 @@
+"""The sweeps of a kernel that reduces rows: which values each computes, keeps, reduces and stores.
+
+May import ``fusec.ir``, ``fusec.passes.fuse``, ``codegen.kernel``, ``codegen.layout`` and
+``codegen.values``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+from fusec.codegen.kernel import (
+    Accumulate,
+    Accumulator,
+    Apply,
+    Combine,
+    Comment,
+    Convert,
+    Expr,
+    Keep,
+    Let,
+    Literal,
+    Load,
+    Masked,
+    Recall,
+    Reduce,
+    Ref,
+    Stmt,
+    Store,
+    Sweep,
+)
+from fusec.codegen.layout import region_nodes
+from fusec.codegen.parameters import accumulated
+from fusec.codegen.values import Values
+from fusec.ir.dtypes import BOOL, F32, F64, I32, DType
+from fusec.ir.node import Node
+from fusec.ir.ops import OPS, Kind
+from fusec.passes.fuse import Region, Root
+
+
+@dataclass(slots=True)
+class Body:
+    """Statements under comments that name their sections."""
+
+    statements: list[Stmt] = field(default_factory=list)
+    _title: str = ""
+
+    def add(self, title: str, statements: list[Stmt]) -> None:
+        """More statements under ``title``;
+
+        Arithmetic that follows a reduction needs no heading of its own.
+        """
+        if not statements:
+            return
+        continues = title == "compute" and self._title.startswith("reduce")
+        if title != self._title and not continues:
+            self.statements.append(Comment(title))
+            self._title = title
+        self.statements.extend(statements)
+
+    def straight(self, title: str, statements: list[Stmt]) -> None:
+        """Straight code: the loads that can go first, then the rest."""
+        loads, rest = _split_loads(statements)
+        self.add("load", loads)
+        self.add(title, rest)
+
+
+def _split_loads(statements: list[Stmt]) -> tuple[list[Stmt], list[Stmt]]:
+    """The loads that wait for nothing but each other, and the rest."""
+    loads: list[Stmt] = []
+    rest: list[Stmt] = []
+    computed: set[str] = set()
+    for statement in statements:
+        if isinstance(statement, Load) and all(
+            t.variable not in computed for t in statement.access.terms
+        ):
+            loads.append(statement)
+            continue
+        rest.append(statement)
+        if isinstance(statement, (Let, Load, Reduce)):
+            computed.add(statement.name)
+    return loads, rest
+
+
+@dataclass(slots=True)
+class Sweeps:
+    """The body of a kernel that reduces rows."""
+
+    values: Values
+    kept: dict[Node, str] = field(default_factory=dict)
+    divided: bool = False
+    _stage: dict[Node, int] = field(default_factory=dict)
+    _done: set[Node] = field(default_factory=set)
+
+    def statements(self) -> list[Stmt]:
+        """Everything the kernel does, sweep after sweep."""
+        values = self.values
+        self._find_stages()
+        reductions = [n for n in values.nodes if self._is_reduction(n)]
+        last = max((self._stage[n] for n in reductions), default=0)
+        stores: dict[int, list[Root]] = {}
+        for root in values.job.region.roots:
+            if values.varies(root.node):
+                stores.setdefault(self._stage[root.node] + 1, []).append(root)
+        needed = self._plan_sweeps(reductions, stores, last)
+        outside = [n for n in values.nodes if not values.varies(n)]
+        body = Body()
+        held: list[Stmt] = []  # stores of a resident sweep wait until what follows from it is known
+        for sweep in range(1, last + 2):
+            self._emit_rows([n for n in outside if self._stage[n] < sweep], body)
+            body.add("store", held)
+            held = []
+            mine = [n for n in reductions if self._stage[n] == sweep]
+            if mine or sweep in stores:
+                held = self._sweep(needed[sweep], mine, stores.get(sweep, []), body)
+        of_rows = [r for r in values.job.region.roots if not values.varies(r.node)]
+        body.add("store", held + self._emit_rows(outside, body, of_rows))
+        return body.statements
+
+    def part(self) -> list[Stmt]:
+        """One kernel of several, for rows that many programs share.
+
+        It combines what earlier kernels left, and either leaves its own parts of the reductions of
+        its sweep, or comes last and stores the results.
+        """
+        values, part = self.values, self.values.job.part
+        self._find_stages()
+        reductions = [n for n in values.nodes if self._is_reduction(n)]
+        mine = [n for n in reductions if self._stage[n] == part]
+        roots = [] if mine else list(values.job.region.roots)
+        wanted = self._wanted([n.args[0] for n in mine] + [r.node for r in roots])
+        outside = [n for n in values.nodes if n in wanted and not values.varies(n)]
+        body = Body()
+        for stage in range(part):
+            known = [n for n in reductions if n in wanted and self._stage[n] == stage]
+            body.add("combine the parts", [self._combine(n) for n in known])
+            self._emit_rows([n for n in outside if self._stage[n] <= stage], body)
+        tiles = [r for r in roots if values.varies(r.node)]
+        self.divided = bool(mine or tiles)
+        if self.divided:
+            needed = [n for n in values.nodes if n in wanted and values.varies(n)]
+            self._sweep(needed, mine, tiles, body)
+        body.add("store the parts", [self._store_part(n) for n in mine])
+        body.add("store", self._emit_rows([], body, [r for r in roots if r not in tiles]))
+        return body.statements
+
+    def _wanted(self, targets: list[Node]) -> set[Node]:
+        """The nodes that ``targets`` need; reductions of earlier kernels are at hand."""
+        found: set[Node] = set()
+        stack = list(targets)
+        while stack:
+            node = stack.pop()
+            if node in found:
+                continue
+            found.add(node)
+            if not self._is_reduction(node) and node not in self.values.reads:
+                stack.extend(node.args)
+        return found
+
+    def _combine(self, node: Node) -> Combine:
+        values, level = self.values, self.values.levels[node]
+        name, kind = values.name(node), accumulated(node)
+        values.at_hand[node] = _as_result(node, Ref(name, kind, level))
+        return Combine(name, node.op, values.part(node, written=False), kind, values.mask(level))
+
+    def _store_part(self, node: Node) -> Store:
+        values, level = self.values, self.values.levels[node]
+        kind = accumulated(node)
+        value = Ref(values.name(node), kind, level)
+        return Store(values.part(node, written=True), value, kind, level, values.mask(level))
+
+    def _is_reduction(self, node: Node) -> bool:
+        return node.op.kind is Kind.REDUCTION and node not in self.values.reads
+
+    def _find_stages(self) -> None:
+        """How many sweeps have to be over before each value is known."""
+        for node in self.values.nodes:
+            below = (
+                0
+                if node in self.values.reads
+                else max((self._stage[a] for a in node.args), default=0)
+            )
+            self._stage[node] = below + self._is_reduction(node)
+
+    def _emit_rows(self, nodes: list[Node], body: Body, roots: Sequence[Root] = ()) -> list[Stmt]:
+        """What is known once for each row; the stores of ``roots`` are for the caller to place."""
+        work: list[Stmt] = []
+        stores: list[Stmt] = []
+        self.values.emit(nodes, work)
+        self.values.store(roots, work, stores)
+        body.straight("compute", work)
+        return stores
+
+    def _plan_sweeps(
+        self, reductions: list[Node], stores: dict[int, list[Root]], last: int
+    ) -> dict[int, list[Node]]:
+        """The nodes along the columns that each sweep needs;
+
+        Those worth keeping get their buffer.
+        """
+        keeps = self.values.job.target.keeps and not self.values.job.config.lanes_along_rows
+        costly = self._costly() if keeps else set()
+        computed: set[Node] = set()
+        needed: dict[int, list[Node]] = {}
+        for sweep in range(1, last + 2):
+            roots = [n.args[0] for n in reductions if self._stage[n] == sweep]
+            roots += [r.node for r in stores.get(sweep, [])]
+            found, recalled = self._columns(roots, computed & costly)
+            for node in self.values.nodes:
+                if node in recalled and node not in self.kept:
+                    stem = self.values.job.graph.side.names.get(node, node.op.name)
+                    self.kept[node] = self.values.names.user(f"{stem}_row")
+            computed |= found
+            needed[sweep] = [n for n in self.values.nodes if n in found]
+        return needed
+
+    def _costly(self) -> set[Node]:
+        """Values along the columns that took a special function to compute."""
+        costly: set[Node] = set()
+        for node in self.values.nodes:
+            if not self.values.varies(node) or self.values.reads.get(node):
+                continue
+            if node.op.costly or any(a in costly for a in node.args):
+                costly.add(node)
+        return costly
+
+    def _columns(self, roots: Iterable[Node], at_hand: set[Node]) -> tuple[set[Node], set[Node]]:
+        """The nodes along the columns that ``roots`` need, and those among them that ``at_hand``
+        offers.
+        """
+        found: set[Node] = set()
+        stack = list(roots)
+        while stack:
+            node = stack.pop()
+            if node in found or not self.values.varies(node):
+                continue
+            found.add(node)
+            if node not in at_hand and node not in self.values.reads:
+                stack.extend(node.args)
+        return found, found & at_hand
+
+    def _sweep(
+        self, needed: list[Node], reductions: list[Node], stores: list[Root], body: Body
+    ) -> list[Stmt]:
+        """One pass over the row:
+
+        Straight code when it is resident (the stores are returned), else a loop.
+        """
+        values = self.values
+        resident = values.job.config.resident
+        outside = dict(values.at_hand)
+        fresh: list[Stmt] = []
+        for node in needed:
+            if node in self.kept and node in self._done:
+                name, kind = values.name(node), node.dtype.compute
+                fresh.append(Recall(name, self.kept[node], kind))
+                values.at_hand[node] = Ref(name, kind, values.levels[node])
+        values.emit(needed, fresh)
+        for node in needed:
+            if node in self.kept and node not in self._done:
+                fresh.append(Keep(self.kept[node], values.at_hand[node]))
+        self._done.update(needed)
+        running = [self._reduce(node, fresh) for node in reductions]
+        stored: list[Stmt] = []
+        values.store(stores, fresh, stored)
+        if resident:
+            body.straight(_title(values, reductions, []) or "compute", fresh)
+            return stored
+        for node in needed:
+            if node not in outside:
+                values.at_hand.pop(node, None)
+        loop = Sweep((*fresh, *stored), tuple(a for a in running if a is not None))
+        body.add(_title(values, reductions, stores), [loop])
+        return []
+
+    def _reduce(self, node: Node, out: list[Stmt]) -> Accumulator | None:
+        """Combine the argument of ``node`` along the row, or begin to."""
+        values, config = self.values, self.values.job.config
+        argument = values.at_hand[node.args[0]]
+        kind = accumulated(node)
+        running = (
+            F64
+            if values.job.target.wide_sums
+            and kind is F32
+            and node.op.name in ("sum", "prod", "mean")
+            else kind
+        )
+        if argument.dtype is not running:
+            argument = Convert(argument, running, argument.level)
+        identity = Literal(_identity(node, running), running)
+        if values.job.target.masks and not (config.resident and config.even):
+            argument = Masked(argument, identity, running, argument.level)
+        name, level = values.name(node), values.levels[node]
+        values.at_hand[node] = _as_result(node, Ref(name, kind, level))
+        if config.resident:
+            out.append(Reduce(name, node.op, argument, kind))
+            return None
+        # A part of a mean is a sum: it is divided once, when the parts are combined.
+        op = OPS["sum"] if values.job.part and node.op.name == "mean" else node.op
+        accumulator = Accumulator(name, f"{name}_lanes", op, kind, running, identity)
+        out.append(Accumulate(accumulator, argument))
+        return accumulator
+
+
+def _as_result(node: Node, value: Ref) -> Expr:
+    """The value of a reduction from what it runs in."""
+    if node.dtype is not BOOL:
+        return value
+    return Apply(OPS["ne"], (value, Literal(0, I32)), BOOL, I32, value.level)
+
+
+def reductions_of(region: Region) -> list[Node]:
+    """The reductions a region computes, in program order."""
+    stop = {node for _, node in region.reads}
+    return [n for n in region_nodes(region) if n.op.kind is Kind.REDUCTION and n not in stop]
+
+
+def sweeps_of(region: Region) -> int:
+    """How many times a region's kernel has to go over its rows before every reduction is known."""
+    stop = {node for _, node in region.reads}
+    stage: dict[Node, int] = {}
+    for node in region_nodes(region):
+        below = 0 if node in stop else max((stage[a] for a in node.args), default=0)
+        stage[node] = below + (node.op.kind is Kind.REDUCTION and node not in stop)
+    return max(stage.values())
+
+
+def _identity(node: Node, kind: DType) -> int | float:
+    assert node.op.identity is not None, node.op.name
+    return node.op.identity(BOOL if node.dtype is BOOL else kind)
+
+
+def _title(values: Values, reductions: list[Node], stores: list[Root]) -> str:
+    """What a sweep is for, in words:
+
+    The names it makes, with the reduction where the name does not say it.
+    """
+    parts = []
+    if reductions:
+        names = [(values.name(n), n.op.name) for n in reductions]
+        parts.append(
+            "reduce: " + ", ".join(n if op in n.split("_") else f"{n} ({op})" for n, op in names)
+        )
+    if stores:
+        parts.append(
+            "write " + ", ".join(r.name for r in stores) if reductions else "compute and store"
+        )
+    return "; ".join(parts)
