@@ -5,6 +5,7 @@
 - ``pycon`` blocks are doctests in the same names.
 - ``console`` blocks hold ``$ fusec ...`` and what it answers, if anything is shown.
 - A block under ``<!-- show ARGUMENTS -->`` is the output of ``fusec show ARGUMENTS``.
+- A block under ``<!-- modules -->`` is the first sentence of every module of fusec.
 - ``<!-- skip: REASON -->`` stands over what cannot run here; the reasons are few.
 
 ``--update-golden`` rewrites outputs.
@@ -12,11 +13,13 @@
 
 from __future__ import annotations
 
+import ast
 import contextlib
 import doctest
 import io
 import re
 import shlex
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +53,8 @@ def test_blocks(
             assert block.directive.removeprefix("skip: ") in REASONS, where
         elif block.directive == "output":
             changes |= check(block, printed, update, where)
+        elif block.directive == "modules":
+            changes |= check(block, module_map(), update, where)
         elif block.directive.startswith("show "):
             changes |= check(block, run_fusec(block.directive, where), update, where)
         elif block.language == "python":
@@ -114,6 +119,18 @@ def run_fusec(command: str, where: str, may_fail: bool = False) -> str:
     return printed.getvalue()
 
 
+def module_map() -> str:
+    """One entry for each module: its path and what its docstring says first."""
+    entries = []
+    for path in sorted((ROOT / "fusec").rglob("*.py")):
+        docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
+        sentence = re.split(r"(?<=[.:]) |\n\n", " ".join(docstring.split("\n\n")[0].split()))[0]
+        name = path.relative_to(ROOT / "fusec").with_suffix("").as_posix()
+        if not path.stem.startswith("__"):
+            entries.append(textwrap.fill(f"{name:<28}{sentence}", 99, subsequent_indent=" " * 28))
+    return "\n".join(entries)
+
+
 @WITH_PAGE
 def test_tables_come_from_result_files(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
@@ -135,11 +152,3 @@ def test_links_lead_somewhere(page: Path) -> None:
         t for t in targets if not t.startswith("http") and not (page.parent / t).resolve().exists()
     ]
     assert missing == []
-
-
-def test_the_architecture_page_knows_every_module() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
-    modules = {
-        path.stem for path in (ROOT / "fusec").rglob("*.py") if not path.stem.startswith("__")
-    }
-    assert {name for name in modules if f"`{name}`" not in text} == set()

@@ -37,12 +37,21 @@ def _tanh(x):
     return tl.where(tl.abs(x) < 0.125, near, far)
 """
 
+_LOG = """
+@triton.jit
+def _log(x):
+    # The instruction takes subnormal numbers for 0, so they are scaled by 2^24 first.
+    small = x < 1.1754944e-38
+    scaled = libdevice.fast_logf(tl.where(small, x * 16777216.0, x))
+    return tl.where(small, scaled - 16.635532, scaled)
+"""
+
 _LOG1P = """
 @triton.jit
 def _log1p(x):
     # The logarithm cancels near 1, where four terms of the series are good to 2e-8.
     near = x * (1.0 - x * (0.5 - x * (0.33333334 - x * 0.25)))
-    return tl.where(tl.abs(x) < 0.015625, near, tl.log(1.0 + x))
+    return tl.where(tl.abs(x) < 0.015625, near, libdevice.fast_logf(1.0 + x))
 """
 
 _DIVIDE = """
@@ -145,6 +154,7 @@ HELPERS: dict[str, str] = {
     "_minimum": _MINIMUM,
     "_multiply": _MULTIPLY,
     "_tanh": _TANH,
+    "_log": _LOG,
     "_log1p": _LOG1P,
     "_divide": _DIVIDE,
     "_mean": _MEAN,

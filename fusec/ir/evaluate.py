@@ -239,4 +239,8 @@ class _Run:
             for axis in axes:
                 value = self.torch.prod(value, dim=axis, keepdim=True)
             return value
-        return getattr(self.torch, str(node.op.torch))(value, dim=axes, keepdim=True)
+        result = getattr(self.torch, str(node.op.torch))(value, dim=axes, keepdim=True)
+        if name == "mean" and result.isinf().any():  # where the plain sum overflows
+            scaled = self.torch.sum(value / (value.numel() // result.numel()), axes, keepdim=True)
+            result = self.torch.where(result.isinf(), scaled, result)
+        return result

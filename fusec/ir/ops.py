@@ -321,7 +321,7 @@ _ROWS: tuple[Op, ...] = (
     _unary("exp", "e to the power x", triton=_libdevice("exp", "tl.exp"), sympy="exp"),
     _unary("exp2", "2 to the power x", triton=_libdevice("exp2", "tl.exp2")),
     _unary("expm1", "exp(x) - 1, accurate near 0", triton=_libdevice("expm1")),
-    _unary("log", "natural logarithm", triton=_libdevice("log", "tl.log"), sympy="log",
+    _unary("log", "natural logarithm", triton=_libdevice("log", "_log"), sympy="log",
            domain=(0.1, 8.0)),
     _unary("log2", "logarithm to base 2", triton=_libdevice("log2"), domain=(0.1, 8.0)),
     _unary("log10", "logarithm to base 10", triton=_libdevice("log10"), domain=(0.1, 8.0)),

@@ -57,12 +57,14 @@ class View:
         self.arguments = arguments
         self.sizes: dict[Dim, int] = special.sizes(arguments)
 
-    def kernels(self, backend: str) -> list[tuple[LaidOut, Kernel]]:
-        """Every region lowered for ``backend``."""
+    def kernels(self, backend: str, plain: bool = False) -> list[tuple[LaidOut, Kernel]]:
+        """Every region lowered for ``backend``; ``plain`` without the fast forms, which are CUDA's."""
         found: list[tuple[LaidOut, Kernel]] = []
         for position in range(len(self.special.regions)):
             laid = lay_out(self.special, position, self.arguments, self.sizes, {}, backend)
-            kernels = [kernel_of(self.special, laid, backend, part) for part in parts_of(laid)]
+            kernels = [
+                kernel_of(self.special, laid, backend, part, plain) for part in parts_of(laid)
+            ]
             found.extend((laid, kernel) for kernel in kernels)
         return found
 
@@ -71,7 +73,7 @@ class View:
         from fusec.runtime.build_triton import compile_triton
 
         found = []
-        for laid, kernel in self.kernels("triton"):
+        for laid, kernel in self.kernels("triton", target.backend == "hip"):
             numbers = [laid.number(s.source, self.sizes) for s in kernel.sizes]
             pointers = frozenset(p.name for p in kernel.pointers)
             program = triton_program(kernel, numbers, pointers, self.formula.numerics)

@@ -257,8 +257,13 @@ def parts_of(laid: LaidOut) -> range:
     return range(1, sweeps_of(laid.region) + 2) if laid.config.splits > 1 else range(1)
 
 
-def kernel_of(special: Specialization, job: LaidOut, backend: str, part: int = 0) -> Kernel:
-    """Lower one laid-out region, or one part of it (see :func:`parts_of`)."""
+def kernel_of(
+    special: Specialization, job: LaidOut, backend: str, part: int = 0, plain: bool = False
+) -> Kernel:
+    """Lower one laid-out region, or one part of it (see :func:`parts_of`).
+
+    ``plain`` avoids the fast forms of functions, as the mode ``precise`` does.
+    """
     target = CPP if backend == "cpp" else TRITON
     return lower(
         Job(
@@ -268,7 +273,7 @@ def kernel_of(special: Specialization, job: LaidOut, backend: str, part: int = 0
             job.arrangement.layout,
             job.config,
             target,
-            special.formula.numerics,
+            "precise" if plain else special.formula.numerics,
             part,
         )
     )
