@@ -40,7 +40,7 @@ def takes_tensors(program: Program) -> bool:
 
 
 def compile_program(program: Program, backend: str, *, fuse: bool = True) -> CompiledFunction:
-    """The program for a backend; ``fuse=False`` gives every reduction and output a kernel of its own."""
+    """The program for a backend; ``fuse=False``: a kernel for every reduction and output."""
     whole = fusec.compile(program.formula, backend=backend, inputs=list(program.inputs))
     if fuse:
         return whole
@@ -60,7 +60,7 @@ def run(
 
 
 def relaid(value: Any, layout: str) -> Any:
-    """The same numbers elsewhere in memory; ``expanded`` repeats the first slice along the first axis."""
+    """The same numbers elsewhere in memory; ``expanded`` repeats the first slice."""
     if not isinstance(value, torch.Tensor) or not value.dim() or layout == "contiguous":
         return value
     if layout == "transposed":
@@ -127,7 +127,7 @@ def agree(
     *,
     bitwise: bool,
 ) -> None:
-    """Fail where two runs differ: at all if ``bitwise``, else by more than the error of each allows."""
+    """Fail where two runs differ: at all if ``bitwise``, else by more than their errors allow."""
     for number, (a, b) in enumerate(zip(first, second, strict=True)):
         if a.dtype != b.dtype or a.shape != b.shape:
             fail(program, f"{what}: {a.dtype}{list(a.shape)}, {b.dtype}{list(b.shape)}", layouts)

@@ -124,7 +124,7 @@ def module_map() -> str:
     entries = []
     for path in sorted((ROOT / "fusec").rglob("*.py")):
         docstring = ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))) or ""
-        sentence = re.split(r"(?<=[.:]) |\n\n", " ".join(docstring.split("\n\n")[0].split()))[0]
+        sentence = re.split(r"(?<=\.) ", " ".join(docstring.split("\n\n")[0].split()))[0]
         name = path.relative_to(ROOT / "fusec").with_suffix("").as_posix()
         if not path.stem.startswith("__"):
             entries.append(textwrap.fill(f"{name:<28}{sentence}", 99, subsequent_indent=" " * 28))
@@ -147,7 +147,8 @@ def test_ops_page_is_generated() -> None:
 )
 def test_links_lead_somewhere(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
-    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", text)
+    prose = re.sub(r"^```.*?^```$", "", text, flags=re.DOTALL | re.MULTILINE)
+    targets = re.findall(r"\]\(([^)#\s]+)[^)]*\)", prose)
     missing = [
         t for t in targets if not t.startswith("http") and not (page.parent / t).resolve().exists()
     ]

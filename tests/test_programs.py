@@ -76,7 +76,7 @@ def test_cpp_and_triton(program: Program, layouts: Sequence[str]) -> None:
 @examples(30)
 @given(RUNNABLE, LAID)
 def test_fused_and_unfused(backend: str, program: Program, layouts: Sequence[str]) -> None:
-    """Cutting a program keeps the order of its arithmetic, and what lies between kernels unrounded."""
+    """Cutting keeps the order of the arithmetic, and what lies between kernels unrounded."""
     inputs = relaid_inputs(program, layouts)
     whole = run(program, inputs, backend)
     cut = run(program, inputs, backend, fuse=False)

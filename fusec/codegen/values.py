@@ -35,7 +35,7 @@ from fusec.codegen.parameters import Parameters
 from fusec.ir.dtypes import BOOL, I32, I64, DType
 from fusec.ir.node import Dim, Node
 from fusec.ir.ops import OPS, Kind
-from fusec.passes.fuse import Root
+from fusec.passes.fuse import Root, reduction_name
 
 INLINE_LIMIT = 5  # operations one printed expression may hold
 _COMPARISONS = ("eq", "ne", "lt", "le", "gt", "ge")
@@ -131,7 +131,7 @@ class Values(Parameters):
         if node.op.name == "gather":
             return f"{node.args[0].name}_at"
         if node.op.kind is Kind.REDUCTION:
-            return self.job.graph.side.names.get(node, f"row_{node.op.name}")
+            return self.job.graph.side.names.get(node) or reduction_name(node)
         roots = (root.name for root in self.job.region.roots if root.node is node)
         return self.job.graph.side.names.get(node) or next(roots, None)
 
@@ -258,8 +258,11 @@ class Values(Parameters):
         """
         argument, target = node.args[0], node.dtype
         if argument.op.name == "input" and argument.attribute("scalar"):
-            return self._number(argument, target)
-        value = self.at_hand[argument]
+            # A launch converts numbers to wider types; from float to integer the kernel does.
+            cut = argument.dtype.is_float and not target.is_float
+            value = self._number(argument, argument.dtype if cut else target)
+        else:
+            value = self.at_hand[argument]
         if isinstance(value, Convert) and _is_position(value) and target is not I64:
             value = value.arg
         narrow = target.is_float and target.bits < 32

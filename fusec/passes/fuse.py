@@ -253,13 +253,22 @@ def _buffer_names(graph: Graph, drafts: list[_Draft]) -> dict[Node, str]:
     taken = {spec.name for spec in graph.inputs} | {output.name for output in graph.outputs}
     names: dict[Node, str] = {}
     for node in (n for draft in drafts for n in draft.roots):
-        stem = graph.side.names.get(node, f"row_{node.op.name}")
+        stem = graph.side.names.get(node) or reduction_name(node)
         candidate, serial = stem, 1
         while candidate in taken:
             candidate, serial = f"{stem}_{serial}", serial + 1
         taken.add(candidate)
         names[node] = candidate
     return names
+
+
+def reduction_name(node: Node) -> str:
+    """What a reduction without a name of its own is called: ``row_max``, ``col_sum``, ``full_mean``."""
+    shape = node.args[0].shape
+    wide = [i - len(shape) for i, extent in enumerate(shape) if extent != 1]
+    if len(wide) > 1 and set(wide) <= set(node.axes):
+        return f"full_{node.op.name}"
+    return f"{'row' if not wide or max(wide) in node.axes else 'col'}_{node.op.name}"
 
 
 def _reason(draft: _Draft, reads: tuple[tuple[str, Node], ...]) -> str:

@@ -4,7 +4,6 @@ a repeated call only passes addresses. May import everything below the API.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from fusec.codegen.parameters import accumulated, part_buffer
 from fusec.errors import DTypeError, ShapeError
 from fusec.ir.dtypes import DType
 from fusec.ir.node import Dim
+from fusec.runtime.memory import allocator
 from fusec.runtime.specialize import (
     Argument,
     LaidOut,
@@ -161,14 +161,7 @@ def allocators(
     import torch
 
     return tuple(
-        functools.partial(
-            torch.empty_strided,
-            p.shape,
-            p.strides,
-            dtype=getattr(torch, p.dtype.torch),
-            device=device,
-        )
-        for p in plans
+        allocator(p.shape, p.strides, getattr(torch, p.dtype.torch), device) for p in plans
     )
 
 

@@ -58,7 +58,7 @@ class View:
         self.sizes: dict[Dim, int] = special.sizes(arguments)
 
     def kernels(self, backend: str, plain: bool = False) -> list[tuple[LaidOut, Kernel]]:
-        """Every region lowered for ``backend``; ``plain`` without the fast forms, which are CUDA's."""
+        """Every region lowered for ``backend``; ``plain`` without fast forms, which are CUDA's."""
         found: list[tuple[LaidOut, Kernel]] = []
         for position in range(len(self.special.regions)):
             laid = lay_out(self.special, position, self.arguments, self.sizes, {}, backend)

@@ -5,6 +5,7 @@ How a comparison is put together from these is in ``runtime/bench.py``.
 
 from __future__ import annotations
 
+import inspect
 import json
 import math
 import subprocess
@@ -16,7 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fusec import settings
 
@@ -110,7 +111,10 @@ def count_kernels(call: Callable[[], object], device: torch.device | str) -> int
     call()
     _synchronize(place)
     activities = [torch.profiler.ProfilerActivity.CUDA]
-    with torch.profiler.profile(activities=activities) as profile:
+    options: dict[str, Any] = {"activities": activities}
+    if "acc_events" in inspect.signature(torch.profiler.profile).parameters:
+        options["acc_events"] = True  # without it newer versions warn that events get lost
+    with torch.profiler.profile(**options) as profile:
         call()
         _synchronize(place)
     with tempfile.TemporaryDirectory(prefix="fusec-trace-") as folder:

@@ -20,17 +20,10 @@ def _divide(a, b):
 
 @triton.jit
 def _mean(x, count, axis: tl.constexpr, keep_dims: tl.constexpr = False):
-    # Where the plain sum overflows, the elements are scaled before they are added.
-    count = count.to(x.dtype)
-    total = tl.sum(x, axis=axis, keep_dims=keep_dims)
-    mean = _divide(total, count)
-    scale = 1.0 / count
-    if keep_dims:
-        scaled = tl.sum(x * scale, axis=axis, keep_dims=True)
-        mean = tl.where(tl.abs(total) == float("inf"), scaled, mean)
-    elif tl.abs(total) == float("inf"):
-        mean = tl.sum(x * scale, axis=axis)
-    return mean
+    # A power of two changes no digit, and keeps the sum in range wherever the mean is.
+    scale: tl.constexpr = 1.0 / x.shape[axis]
+    total = tl.sum(x * scale, axis=axis, keep_dims=keep_dims)
+    return _divide(total, count.to(x.dtype) * scale)
 
 
 @triton.jit

@@ -20,35 +20,23 @@ def _maximum(a, b):
 
 
 @triton.jit
-def quiet_softmax_kernel(
-    scores_ptr,
-    out_ptr,
-    out_1_ptr,
-    temperature,
-    rows,
-    cols,
-    BLOCK_ROWS: tl.constexpr,
-    BLOCK_COLS: tl.constexpr,
-):
-    row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
-    row_mask = row < rows
-    col = tl.arange(0, BLOCK_COLS)[None, :]
-    col_mask = col < cols
+def quiet_softmax_kernel(scores_ptr, out_ptr, out_1_ptr, temperature, cols, BLOCK: tl.constexpr):
+    row = tl.program_id(0)
+    col = tl.arange(0, BLOCK)
+    mask = col < cols
     # load
-    scores = tl.load(scores_ptr + row * cols + col, mask=row_mask & col_mask, other=0.0)
+    scores = tl.load(scores_ptr + row * cols + col, mask=mask, other=0.0)
     # reduce: row_max
     scaled = tl.div_rn(scores, temperature)
-    row_max = tl.reduce(
-        tl.where(col_mask, scaled, float("-inf")), axis=1, keep_dims=True, combine_fn=_maximum
-    )
+    row_max = tl.reduce(tl.where(mask, scaled, float("-inf")), axis=0, combine_fn=_maximum)
     top = tl.maximum(row_max, 0.0, propagate_nan=tl.PropagateNan.ALL)
     nothing = libdevice.exp(top * -1.0)
     # reduce: row_sum
     e = libdevice.exp(scaled - top)
-    row_sum = tl.sum(tl.where(col_mask, e, 0.0), axis=1, keep_dims=True)
+    row_sum = tl.sum(tl.where(mask, e, 0.0), axis=0)
     total = row_sum + nothing
     out = tl.div_rn(e, total)
     out_1 = tl.div_rn(nothing, total)
     # store
-    tl.store(out_ptr + row * cols + col, out, mask=row_mask & col_mask)
-    tl.store(out_1_ptr + row, out_1, mask=row_mask)
+    tl.store(out_ptr + row * cols + col, out, mask=mask)
+    tl.store(out_1_ptr + row, out_1)
