@@ -160,9 +160,16 @@ class CompiledFunction:
         shown = text if len(text) <= 60 else text[:57] + "..."
         return f"<fusec.CompiledFunction {shown!r} of {', '.join(self.inputs)}>"
 
+    def __reduce__(self) -> tuple[object, ...]:
+        """Pickled and copied as the formula and its options: kernels come from the cache again."""
+        formula = self._formula
+        name = None if formula.name == "kernel" else formula.name.removesuffix("_kernel")
+        options = (formula.inputs, self._backend, formula.numerics, formula.keepdim, name)
+        return (_compile_again, (formula.source.text, *options))
+
     # -- calling ----------------------------------------------------------------------------------
 
-    def __call__(self, *args: Any, out: Any = None, **named: Any) -> Any:
+    def __call__(self, /, *args: Any, out: Any = None, **named: Any) -> Any:
         """The result, a tensor or a tuple of tensors, on the device of the inputs.
 
         Inputs are tensors, NumPy arrays (then the results are arrays) or Python numbers. ``out``
@@ -177,7 +184,7 @@ class CompiledFunction:
         call = Call(self._formula, values, out, self._backend)
         return run(self._prepared(call), call)
 
-    def bind(self, *args: Any, **named: Any) -> BoundCall:
+    def bind(self, /, *args: Any, **named: Any) -> BoundCall:
         """A prepared call for inputs of these shapes, strides and types: the least work per call.
 
         The bound call takes tensors like the ones given (or nothing: then those) in the order of
@@ -249,6 +256,20 @@ class CompiledFunction:
 
         arguments = example_arguments(self._formula, example_inputs)
         return show(self._formula, self._specialization(arguments), arguments, stage, target)
+
+
+def _compile_again(
+    text: str,
+    inputs: tuple[str, ...],
+    backend: str,
+    numerics: str,
+    keepdim: bool,
+    name: str | None,
+) -> CompiledFunction:
+    """What a pickle of a compiled function calls."""
+    return compile(
+        text, inputs=inputs, backend=backend, numerics=numerics, keepdim=keepdim, name=name
+    )
 
 
 class BoundCall:

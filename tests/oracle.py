@@ -64,11 +64,9 @@ class Backend:
 
 
 def _keeping_strides(value: torch.Tensor, device: str) -> torch.Tensor:
-    storage = value.untyped_storage()
-    bare = torch.empty(0, dtype=value.dtype, device=device)
-    return bare.set_(  # type: ignore[no-any-return]
-        storage.to(device), value.storage_offset(), value.shape, value.stride()
-    )
+    count = value.untyped_storage().nbytes() // value.element_size()
+    whole = value.as_strided((count,), (1,), 0).to(device)
+    return whole.as_strided(value.shape, value.stride(), value.storage_offset())
 
 
 CPP, INTERPRETER, EAGER = Backend("cpp"), Backend("triton"), Backend("torch")

@@ -131,9 +131,7 @@ def test_out_takes_the_result(backend: Backend) -> None:
 
 
 @on_every_backend
-@pytest.mark.parametrize(
-    "text", ["x * 2 + 1", "softmax(x)", "x - max(x)", "x - mean(x, axis=0)"]
-)
+@pytest.mark.parametrize("text", ["x * 2 + 1", "softmax(x)", "x - max(x)", "x - mean(x, axis=0)"])
 def test_out_may_be_an_input(backend: Backend, text: str) -> None:
     x = torch.arange(20.0).reshape(4, 5) % 7
     right = backend.one(text, x)
@@ -200,16 +198,13 @@ def test_a_wrong_out_is_refused_and_nothing_is_written(
     x = torch.arange(6.0).reshape(2, 3)
     function(x, out=torch.empty(2, 3))
     out = make()
-    before = (
-        None
-        if isinstance(out, torch.Tensor) and out.is_meta
-        else copy.deepcopy(out.detach() if isinstance(out, torch.Tensor) else out)
-    )
+    kept = copy.deepcopy(out.detach()) if isinstance(out, torch.Tensor) else out.copy()
     with pytest.raises(error):
         function(x, out=out)
-    if before is not None:
-        after = out.detach() if isinstance(out, torch.Tensor) else out
-        assert numpy.array_equal(numpy.asarray(after), numpy.asarray(before), equal_nan=True)
+    if isinstance(out, torch.Tensor) and out.is_meta:
+        return
+    after = numpy.asarray(out.detach() if isinstance(out, torch.Tensor) else out)
+    assert numpy.array_equal(after, numpy.asarray(kept), equal_nan=True)
 
 
 # -- NumPy ---------------------------------------------------------------------------------------------------------
@@ -410,32 +405,32 @@ def test_threads_may_share_a_function(backend: Backend) -> None:
     assert len(built) == (1 if backend == CPP else 0)
 
 
-def _in_child(function: fusec.CompiledFunction, connection: Any) -> None:
-    x = torch.ones(600, 600)
-    connection.send(
-        (float(function(x).sum()), float(function(x[:5]).sum()), float(function(x.double()).sum()))
-    )
+def _in_child(function: fusec.CompiledFunction, inputs: list[torch.Tensor], end: Any) -> None:
+    # PyTorch itself hangs here where it wants threads, so this only calls fusec and reads one element.
+    end.send([function(x)[-1, -1].item() for x in inputs])
 
 
 @pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*:DeprecationWarning")
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 def test_a_forked_child_can_call_what_the_parent_called() -> None:
-    function = fusec.compile("x * 2 + 1", backend="cpp")
+    function = fusec.compile("softmax(x) * 0 + x * 2 + 1", backend="cpp")
     x = torch.ones(600, 600)
-    function(x)  # on several threads, which the child does not have
+    right = torch.full((600, 600), 3.0)
+    same(function(x), right)  # on several threads, which the child does not have
+    inputs = [x, x[:5], x.double(), torch.ones(2, 3, dtype=torch.float16)]
     context = multiprocessing.get_context("fork")
     receiver, sender = context.Pipe(duplex=False)
-    child = context.Process(target=_in_child, args=(function, sender))
+    child = context.Process(target=_in_child, args=(function, inputs, sender))
     child.start()
     try:
         assert receiver.poll(60), "the child hangs"
-        assert receiver.recv() == (3.0 * 360000, 3.0 * 3000, 3.0 * 360000)
+        assert receiver.recv() == [3.0] * 4
     finally:
         child.join(10)
         if child.is_alive():
             child.kill()
     assert child.exitcode == 0
-    same(function(x), torch.full((600, 600), 3.0))
+    same(function(x), right)
 
 
 @pytest.mark.parametrize("backend", [CPP, INTERPRETER, EAGER], ids=str)

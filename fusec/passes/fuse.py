@@ -263,7 +263,7 @@ def _buffer_names(graph: Graph, drafts: list[_Draft]) -> dict[Node, str]:
 
 
 def reduction_name(node: Node) -> str:
-    """What a reduction without a name of its own is called: ``row_max``, ``col_sum``, ``full_mean``."""
+    """The name of a reduction that has none of its own: ``row_max``, ``col_sum``, ``full_mean``."""
     shape = node.args[0].shape
     wide = [i - len(shape) for i, extent in enumerate(shape) if extent != 1]
     if len(wide) > 1 and set(wide) <= set(node.axes):

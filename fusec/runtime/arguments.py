@@ -39,7 +39,7 @@ class Call:
         device: torch.device | None = None
         points: list[int] = []  # 0-d tensors, which may come from the CPU to inputs on a GPU
         plain = _plain_types()
-        tracked = torch.is_grad_enabled()
+        tracked, strided = torch.is_grad_enabled(), torch.strided
         for position, value in enumerate(values):
             if type(value) not in plain:
                 if type(value) in _NUMBERS:
@@ -49,6 +49,8 @@ class Call:
                 value = values[position] = self._as_tensor(position, value)
             if tracked and value.requires_grad:
                 self._refuse_gradient(position)
+            if value.layout is not strided:
+                self._refuse_layout(position, value)
             key.append(
                 (value.dtype, value.shape, value.stride(), value.device, value.data_ptr() & 15)
             )
@@ -105,6 +107,11 @@ class Call:
             DTypeError, position, f"is a {kind}", "pass a tensor, a NumPy array or a number"
         )
 
+    def _refuse_layout(self, position: int, value: torch.Tensor) -> NoReturn:
+        raise self._error(
+            UnsupportedError, position, f"has the layout {value.layout}", "pass x.to_dense()"
+        )
+
     def _check_number(self, position: int, value: float) -> None:
         """DTypeError for an integer that int64 does not hold."""
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
@@ -145,10 +152,6 @@ class Call:
         return tuple(found)
 
     def _check_tensor(self, position: int, value: torch.Tensor, torch: Any) -> None:
-        if value.layout is not torch.strided or value.is_quantized:
-            raise self._error(
-                UnsupportedError, position, f"has the layout {value.layout}", "pass x.to_dense()"
-            )
         if value.device != self.device:
             other = next(
                 n for n, v in zip(self.formula.inputs, self.values, strict=True)
@@ -273,15 +276,38 @@ def run(prepared: Prepared, call: Call) -> Any:
             tensor.copy_(result)
         results = call.outs
     if call.numpy:
-        results = [r.numpy() for r in results]  # type: ignore[misc]
+        results = [_as_array(r, k) for k, r in enumerate(results)]
     return results[0] if len(results) == 1 else tuple(results)
 
 
+def _as_array(result: torch.Tensor, position: int) -> Any:
+    """A result as a NumPy array; DTypeError for a type that NumPy lacks."""
+    if result.is_floating_point() and (result.element_size() == 1 or "bfloat" in str(result.dtype)):
+        raise DTypeError(
+            f"result {position} is {result.dtype}, which NumPy does not have",
+            hint="pass tensors, or end the formula in a cast, as in f32(...)",
+        )
+    return result.cpu().numpy()
+
+
 def _share_memory(values: Sequence[Any], outs: Sequence[torch.Tensor]) -> bool:
-    """Whether an output shares its storage with an input or another output."""
-    storages = [o.untyped_storage().data_ptr() for o in outs]
-    read = {v.untyped_storage().data_ptr() for v in values if type(v) not in _NUMBERS}
-    return len(set(storages)) < len(storages) or not read.isdisjoint(storages)
+    """Whether an output may share memory with an input or another output, going by addresses."""
+    read = [_extent(v) for v in values if type(v) not in _NUMBERS]
+    written = [_extent(o) for o in outs]
+    return any(
+        a_start < b_end and b_start < a_end
+        for k, (a_start, a_end) in enumerate(written)
+        for b_start, b_end in (*read, *written[:k])
+    )
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """The first address of a tensor's elements, and the one behind its last."""
+    start = tensor.data_ptr()
+    if not tensor.numel():
+        return start, start
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return start, start + (1 + sum((n - 1) * step for n, step in steps)) * tensor.element_size()
 
 
 @functools.cache

@@ -69,6 +69,7 @@ class TritonProgram:
     signature: tuple[tuple[str, str], ...]
     constants: tuple[tuple[str, int], ...] = ()
     divisible_by_16: frozenset[str] = frozenset()
+    divisible_by_8: frozenset[str] = frozenset()  # enough for wide loads of 16-bit elements
     num_warps: int = 4
     num_stages: int = 3
     fp_fusion: bool = False
@@ -162,6 +163,7 @@ def _key(program: TritonProgram, target: Target) -> str:
             "signature": repr(program.signature),
             "constants": repr(program.constants),
             "divisible": repr(sorted(program.divisible_by_16)),
+            "divisible by 8": repr(sorted(program.divisible_by_8)),
             "options": f"{program.num_warps} {program.num_stages} {program.fp_fusion}",
             "target": repr(target),
             "environment": repr(environment),
@@ -264,8 +266,9 @@ def _run_triton(program: TritonProgram, target: Target, path: Path) -> Any:
         signature=dict(program.signature),
         constexprs={(position[name],): value for name, value in program.constants},
         attrs={
-            (position[name],): [["tt.divisibility", 16]]
-            for name in sorted(program.divisible_by_16, key=position.__getitem__)
+            (position[name],): [["tt.divisibility", factor]]
+            for factor, names in ((8, program.divisible_by_8), (16, program.divisible_by_16))
+            for name in sorted(names, key=position.__getitem__)
         },
     )
     options = {

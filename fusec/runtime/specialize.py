@@ -302,20 +302,21 @@ def triton_program(
         entry=kernel.name,
         signature=tuple(signature),
         constants=tuple(fixed.items()),
-        divisible_by_16=aligned | divisible(kernel, sizes),
+        divisible_by_16=aligned | divisible(kernel, sizes, 16),
+        divisible_by_8=divisible(kernel, sizes, 8) - divisible(kernel, sizes, 16),
         num_warps=kernel.config.warps,
         num_stages=kernel.config.stages,
         fp_fusion=numerics == "fast",
     )
 
 
-def divisible(kernel: Kernel, sizes: Sequence[int]) -> frozenset[str]:
-    """Size parameters that are multiples of 16, where knowing so lets loads be wide."""
+def divisible(kernel: Kernel, sizes: Sequence[int], factor: int) -> frozenset[str]:
+    """Size parameters that are multiples of ``factor``, where knowing so lets loads be wide."""
     along_rows = kernel.form is not Form.ROWS or kernel.config.lanes_along_rows
     return frozenset(
         s.name
         for s, value in zip(kernel.sizes, sizes, strict=True)
-        if value % 16 == 0 and (along_rows or s.name != "rows")
+        if value % factor == 0 and (along_rows or s.name != "rows")
     )
 
 

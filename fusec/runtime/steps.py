@@ -261,7 +261,9 @@ def _triton_function(
         return function.prepare(program.parameter_types(), binary.num_threads)
 
     launch = _once.get(
-        special.built, (*key, program.divisible_by_16, device.index, "function"), make
+        special.built,
+        (*key, program.divisible_by_16, program.divisible_by_8, device.index, "function"),
+        make,
     )
     current_stream = torch._C._cuda_getCurrentRawStream
     index = device.index or 0
