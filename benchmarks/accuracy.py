@@ -6,7 +6,7 @@ Float32 functions take every 1009th of all float32 values, 16-bit results all 65
 is the distance between neighbours of the result's type at the exact value, which float64 gives. The
 best is 0.5, which correct rounding reaches; inf is an overflow or NaN where the exact value is a
 number, or the other way round. Errors of 16-bit results below 2^-14, float16's smallest normal
-number, are counted in the ulp of 2^-14: tails of activations cancel in every float32 implementation.
+number, are counted in the ulp of 2^-14: tails of activations cancel in every float32 computation.
 """
 
 from __future__ import annotations

@@ -50,6 +50,21 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         item.add_marker(pytest.mark.skip(reason="no CUDA device"))
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How much of PyTorch's operator database was checked, and what was left out, by reason."""
+    for title in ("op_db", "op_db triton"):
+        reports = terminalreporter.stats.get("passed", [])
+        found = [v for r in reports for k, v in r.user_properties if k == title]
+        if not found:
+            continue
+        samples, checked = (sum(f[key] for f in found) for key in ("samples", "checked"))
+        line = f"{title}: {len(found)} operators, {samples} samples, {checked} checked"
+        terminalreporter.write_line(line)
+        for entry in found:
+            for reason, count in entry["left out"].items():
+                terminalreporter.write_line(f"  {count} of {entry['operator']}: {reason}")
+
+
 def _has_cuda_device() -> bool:
     import torch  # only when a test asks for a GPU: the rest of the suite may not need torch
 

@@ -73,6 +73,16 @@ def bound(op: Op, dtype: torch.dtype, backend: Backend) -> float:
     return table.get(op.name, 1 if op.costly else 0)
 
 
+def judged(backend: Backend, op: Op, *inputs: torch.Tensor) -> torch.Tensor:
+    """Where a result is compared: on a GPU the functions of libdevice take subnormal floats for 0."""
+    keep = torch.ones(inputs[0].shape, dtype=torch.bool)
+    if backend.is_cuda and op.costly:
+        for x in inputs:
+            if x.dtype is not torch.float64:
+                keep &= (x.double() == 0) | (x.double().abs() >= 2.0**-126) | x.isnan()
+    return keep
+
+
 def absolute(op: Op, dtype: torch.dtype, backend: Backend) -> float:
     """What is allowed where relative error means little: near lgamma's zeros, and among a GPU's subnormals."""
     if op.name == "lgamma":
@@ -93,9 +103,10 @@ def test_unary_ops_of_floats(backend: Backend, name: str) -> None:
     for op, actual in zip(ops, results, strict=True):
         expected = reference_of(op)(x.double())
         assert actual.dtype is dtype
+        keep = judged(backend, op, x)
         assert_close(
-            actual, expected, bound(op, dtype, backend),
-            absolute=absolute(op, dtype, backend), what=f"{op.name} {name}", inputs=[x],
+            actual[keep], expected[keep], bound(op, dtype, backend),
+            absolute=absolute(op, dtype, backend), what=f"{op.name} {name}", inputs=[x[keep]],
         )  # fmt: skip
 
 
@@ -154,9 +165,13 @@ def test_binary_ops_of_floats(backend: Backend, name: str) -> None:
         most = 0 if exact and not backend.is_cuda else bound(op, dtype, backend)
         if op.name in ("add", "sub", "mul", "div", "maximum", "minimum", "copysign"):
             most = 1 if op.name == "div" and backend.is_cuda and dtype.itemsize == 2 else 0
+        if op.name in ("maximum", "minimum"):  # which zero is the larger is nowhere said
+            actual, expected = actual + 0.0, expected + 0.0
+        keep = judged(backend, op, a, b)
         assert_close(
-            actual, expected, most, absolute=absolute(op, dtype, backend), what=what, inputs=[a, b]
-        )
+            actual[keep], expected[keep], most, absolute=absolute(op, dtype, backend), what=what,
+            inputs=[a[keep], b[keep]],
+        )  # fmt: skip
 
 
 def fmod(a: torch.Tensor, b: torch.Tensor) -> torch.Tensor:

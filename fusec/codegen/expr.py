@@ -115,7 +115,8 @@ def shortest_float(value: float, dtype: DType) -> str:
             candidate = f"{value:.{digits}g}"
             near = abs(float(candidate)) <= _LARGEST_F32  # fewer digits may round past the end
             if near and struct.pack("<f", float(candidate)) == wanted:
-                text = candidate
+                plain = repr(float(candidate))
+                text = plain if len(plain) <= 8 else candidate
                 break
     text = re.sub(r"(e-?)\+?0+(?=\d)", r"\1", text)
     return text if any(c in text for c in ".en") else f"{text}.0"

@@ -352,6 +352,10 @@ _ROWS: tuple[Op, ...] = (
     # Error functions.
     _unary("erf", "error function", triton=_libdevice("erf"), sympy="erf"),
     _unary("erfc", "complement of the error function", triton=_libdevice("erfc"), sympy="erfc"),
+    _unary("ndtr", "standard normal distribution function", triton=_libdevice("normcdf", "_ndtr"),
+           cpp=Lowering(Call("fusec::ndtr"),
+                        fast=Template("(0.5f + 0.5f * fusec::erf({0} * 0.70710677f))")),
+           torch=lambda torch, x: torch.special.ndtr(x)),
     _unary("lgamma", "logarithm of the absolute value of the gamma function",
            triton=_libdevice("lgamma"),
            torch="lgamma", domain=(0.1, 8.0)),

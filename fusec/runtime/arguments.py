@@ -25,7 +25,17 @@ _NUMBERS = (bool, int, float)
 class Call:
     """One call of a compiled function: its values as tensors and numbers, and where results go."""
 
-    __slots__ = ("backend", "device", "direct", "formula", "key", "numpy", "outs", "values")
+    __slots__ = (
+        "backend",
+        "device",
+        "direct",
+        "formula",
+        "key",
+        "numpy",
+        "outs",
+        "tracked",
+        "values",
+    )
 
     def __init__(self, formula: Formula, values: list[Any], out: Any, backend: str) -> None:
         import torch
@@ -39,7 +49,7 @@ class Call:
         device: torch.device | None = None
         points: list[int] = []  # 0-d tensors, which may come from the CPU to inputs on a GPU
         plain = _plain_types()
-        tracked, strided = torch.is_grad_enabled(), torch.strided
+        self.tracked = torch.is_grad_enabled()
         for position, value in enumerate(values):
             if type(value) not in plain:
                 if type(value) in _NUMBERS:
@@ -47,13 +57,7 @@ class Call:
                     key.append(type(value))
                     continue
                 value = values[position] = self._as_tensor(position, value)
-            if tracked and value.requires_grad:
-                self._refuse_gradient(position)
-            if value.layout is not strided:
-                self._refuse_layout(position, value)
-            key.append(
-                (value.dtype, value.shape, value.stride(), value.device, value.data_ptr() & 15)
-            )
+            key.append(self._key_of(position, value))
             if device is None or (value.device != device and value.dim()):
                 device = value.device
             if not value.dim():
@@ -66,6 +70,14 @@ class Call:
             key.extend(self._take_outputs(out))
         self.backend = backend if backend != "auto" else _automatic(self.device)
         self.key = tuple(key)
+
+    def _key_of(self, position: int, value: torch.Tensor) -> object:
+        """What of a tensor decides the kernels; refuses what fusec cannot read."""
+        if self.tracked and value.requires_grad:
+            self._refuse_gradient(position)
+        if value.layout is not _strided():
+            self._refuse_layout(position, value)
+        return value.dtype, value.shape, value.stride(), value.device, value.data_ptr() & 15
 
     # -- inputs -----------------------------------------------------------------------------------
 
@@ -308,6 +320,13 @@ def _extent(tensor: torch.Tensor) -> tuple[int, int]:
         return start, start
     steps = zip(tensor.shape, tensor.stride(), strict=True)
     return start, start + (1 + sum((n - 1) * step for n, step in steps)) * tensor.element_size()
+
+
+@functools.cache
+def _strided() -> torch.layout:
+    import torch
+
+    return torch.strided
 
 
 @functools.cache

@@ -29,8 +29,8 @@ def test_passes_run_and_are_observed() -> None:
 
     result = run(graph, "torch", verify=True, observe=observe)
     assert result.outputs == simplify(graph).outputs
-    assert seen == [("simplify", 1)]
-    assert [step.name for step in PASSES] == ["simplify"]
+    assert seen == [("simplify", 1), ("idioms", 1)]
+    assert [step.name for step in PASSES] == ["simplify", "idioms"]
 
 
 def test_verify_refuses_an_illegal_graph() -> None:
@@ -61,6 +61,10 @@ def test_stages_are_dumped(tmp_path: Path) -> None:
         result = run(graph)
         directory = dump_directory(graph)
     assert directory is not None
-    assert sorted(p.name for p in directory.iterdir()) == ["00-resolved.ir", "01-simplify.ir"]
+    assert sorted(p.name for p in directory.iterdir()) == [
+        "00-resolved.ir",
+        "01-simplify.ir",
+        "02-idioms.ir",
+    ]
     assert (directory / "00-resolved.ir").read_text() == TEXT
     assert (directory / "01-simplify.ir").read_text() == print_graph(result)

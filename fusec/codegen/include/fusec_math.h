@@ -335,6 +335,9 @@ FUSEC_INLINE double sigmoid(double x) {
   const double e = __builtin_exp(-__builtin_fabs(x));
   return (x < 0.0 ? e : 1.0) / (1.0 + e);
 }
+// The standard normal distribution function; through double, since x is scaled before erfc.
+FUSEC_INLINE double ndtr(double x) { return 0.5 * __builtin_erfc(x * -0.70710678118654752); }
+FUSEC_INLINE float ndtr(float x) { return (float)ndtr((double)x); }
 FUSEC_INLINE double pow(double x, double y) { return __builtin_pow(x, y); }
 FUSEC_INLINE float atan2(float y, float x) { return __builtin_atan2f(y, x); }
 FUSEC_INLINE double atan2(double y, double x) { return __builtin_atan2(y, x); }
