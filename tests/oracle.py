@@ -1,7 +1,8 @@
 """What results are compared with, and how close they have to be.
 
-The oracle is :func:`reference`: the graph in float64 through ``fusec.ir.evaluate``. Distances are counted in units in
-the last place (ulp) of the result's type: NaN matches NaN alone, infinities have their neighbours, zeros their sign.
+The oracle is :func:`reference`: the graph in float64 through ``fusec.ir.evaluate``. Distances are
+counted in units in the last place (ulp) of the result's type: NaN matches NaN alone, infinities
+have their neighbours, zeros their sign.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ class Backend:
         return fusec.compile(text, backend=self.name, **options)
 
     def run(self, text: str, *args: Any, keepdim: bool = False, **named: Any) -> list[torch.Tensor]:
-        """Every result of a formula for CPU inputs, computed on this backend's device and brought back."""
+        """Every result of a formula for CPU inputs, computed on this backend's device and brought
+        back.
+        """
         function = self.compile(text, keepdim=keepdim)
         args = tuple(self.place(a) for a in args)
         results = function(*args, **{k: self.place(v) for k, v in named.items()})
@@ -86,8 +89,15 @@ def dtype_of(name: str) -> torch.dtype:
     return dtype
 
 
+def arithmetic_type(dtype: torch.dtype) -> torch.dtype:
+    """The type that arithmetic on floats of ``dtype`` runs in."""
+    return torch.float64 if dtype is torch.float64 else torch.float32
+
+
 def reference(text: str, *args: Any, keepdim: bool = False) -> list[torch.Tensor]:
-    """Every result of a formula with floats in float64 throughout; integers and bools in their own types."""
+    """Every result of a formula with floats in float64 throughout; integers and bools in their own
+    types.
+    """
     source = Source(text)
     names = check(parse(source), source, None)
     values = dict(zip(names, args, strict=True))
@@ -106,7 +116,8 @@ def _ordered(values: torch.Tensor) -> torch.Tensor:
 
 
 def ulps(actual: torch.Tensor, expected: torch.Tensor) -> torch.Tensor:
-    """How many representable values lie between; ``expected`` (often float64) rounds to the type first.
+    """How many representable values lie between; ``expected`` (often float64) rounds to the type
+    first.
 
     NaN against a number counts as 2^62, and so does an exact zero of the wrong sign.
     """
@@ -133,7 +144,8 @@ def assert_close(
     what: str = "",
     inputs: Sequence[torch.Tensor] = (),
 ) -> None:
-    """Fail unless every element is within ``most`` ulp, or within ``absolute`` where both are finite.
+    """Fail unless every element is within ``most`` ulp, or within ``absolute`` where both are
+    finite.
 
     Integers and bools have to be equal. The message names the worst element and the ``inputs`` there.
     """
@@ -152,8 +164,9 @@ def assert_close(
     place = int(distance.reshape(-1).argmax())
     at = ", ".join(str(i.expand(actual.shape).reshape(-1)[place].item()) for i in inputs)
     pytest.fail(
-        f"{what}: {int((distance > most).sum())} of {distance.numel()} elements beyond {most} ulp, the worst by "
-        f"{worst:g}: {actual.reshape(-1)[place].item()!r} for {expected.reshape(-1)[place].item()!r} at ({at})"
+        f"{what}: {int((distance > most).sum())} of {distance.numel()} elements beyond {most} ulp, "
+        f"the worst by {worst:g}: {actual.reshape(-1)[place].item()!r} for "
+        f"{expected.reshape(-1)[place].item()!r} at ({at})"
     )
 
 
@@ -164,7 +177,9 @@ def same(actual: torch.Tensor, expected: torch.Tensor, what: str = "") -> None:
 
 
 def reduction_tolerance(dtype: torch.dtype, terms: int) -> float:
-    """Relative error allowed for a sum of ``terms`` values: a pairwise sum in the compute type, and one rounding."""
+    """Relative error allowed for a sum of ``terms`` values: a pairwise sum in the compute type,
+    and one rounding.
+    """
     compute = torch.finfo(torch.float64 if dtype is torch.float64 else torch.float32).eps
     levels = max(1, terms).bit_length() + 4
     return levels * compute + torch.finfo(dtype).eps
@@ -176,7 +191,9 @@ _SPECIAL = (float("nan"), float("inf"), float("-inf"), 0.0, -0.0)
 def floats(
     dtype: torch.dtype, low: float = -4.0, high: float = 4.0, count: int = 41
 ) -> torch.Tensor:
-    """Values between ``low`` and ``high``, then NaN, infinities, zeros, subnormals, tiny, large and huge ones."""
+    """Values between ``low`` and ``high``, then NaN, infinities, zeros, subnormals, tiny, large
+    and huge ones.
+    """
     info = torch.finfo(dtype)
     edges = (info.smallest_normal, info.smallest_normal * 0.5, info.eps, 1.0, 88.5, info.max * 0.5)
     both = [sign * e for e in (*edges, info.max) for sign in (1.0, -1.0)]

@@ -1,4 +1,6 @@
-"""The public API: arguments and their errors, ``out=``, NumPy, ``bind``, variants, threads, forks, pickles."""
+"""The public API: arguments and their errors, ``out=``, NumPy, ``bind``, variants, threads, forks,
+pickles.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,7 @@ import fusec
 from fusec.errors import DTypeError, FusecError, ShapeError, UnknownNameError, UnsupportedError
 from tests.oracle import CPP, EAGER, INTERPRETER, Backend, on_every_backend, same
 
-# -- names and arguments -------------------------------------------------------------------------------------------
+# -- names and arguments ----------------------------------------------------------------------
 
 
 def test_inputs_are_in_order_of_appearance_or_as_asked() -> None:
@@ -35,8 +37,12 @@ def test_arguments_by_position_and_name() -> None:
     function = fusec.compile("a - b * c")
     a, b, c = torch.tensor([9.0]), torch.tensor([2.0]), torch.tensor([3.0])
     for result in (
-        function(a, b, c), function(a=a, b=b, c=c), function(c=c, b=b, a=a), function(a, c=c, b=b), function(a, b, c=c),
-    ):  # fmt: skip
+        function(a, b, c),
+        function(a=a, b=b, c=c),
+        function(c=c, b=b, a=a),
+        function(a, c=c, b=b),
+        function(a, b, c=c),
+    ):
         same(result, torch.tensor([3.0]))
 
 
@@ -108,7 +114,7 @@ def test_keepdim(backend: Backend) -> None:
     same(backend.one("sum(x, axis=all)", x, keepdim=True), x.sum().reshape(1, 1))
 
 
-# -- out= ----------------------------------------------------------------------------------------------------------
+# -- out= -------------------------------------------------------------------------------------
 
 
 @on_every_backend
@@ -143,7 +149,9 @@ def test_out_may_be_an_input(backend: Backend, text: str) -> None:
 
 @on_every_backend
 def test_out_may_overlap_an_input_elsewhere(backend: Backend) -> None:
-    """Shifted, transposed and swapped memory: as if every input were read before anything is written."""
+    """Shifted, transposed and swapped memory: as if every input were read before anything is
+    written.
+    """
     memory = backend.place(torch.arange(4000.0))
     right = (memory[:-1] * 2).cpu()
     backend.compile("x * 2")(memory[:-1], out=memory[1:])
@@ -207,7 +215,7 @@ def test_a_wrong_out_is_refused_and_nothing_is_written(
     assert numpy.array_equal(after, numpy.asarray(kept), equal_nan=True)
 
 
-# -- NumPy ---------------------------------------------------------------------------------------------------------
+# -- NumPy ------------------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", [CPP, INTERPRETER, EAGER], ids=str)
@@ -251,11 +259,11 @@ def test_arrays_of_other_types_are_refused(kind: str) -> None:
 
 
 def test_a_result_that_numpy_has_no_type_for_is_an_error() -> None:
-    with pytest.raises(DTypeError, match="bf16|bfloat16"):
+    with pytest.raises(DTypeError, match=r"bf16|bfloat16"):
         fusec.compile("bf16(x)")(numpy.ones(3, dtype=numpy.float32))
 
 
-# -- what is no input ----------------------------------------------------------------------------------------------
+# -- what is no input -------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("value", ["text", None, [1.0, 2.0], 1 + 2j, object()])
@@ -266,7 +274,7 @@ def test_things_that_are_no_tensors(value: object) -> None:
 
 def test_types_and_devices_that_are_not_supported() -> None:
     function = fusec.compile("x + y")
-    with pytest.raises(DTypeError, match="'x' is torch.complex64"):
+    with pytest.raises(DTypeError, match=r"'x' is torch.complex64"):
         function(torch.ones(2, dtype=torch.complex64), torch.ones(2))
     with pytest.raises(UnsupportedError, match="layout"):
         function(torch.eye(2).to_sparse(), torch.ones(2))
@@ -299,7 +307,7 @@ def test_a_0_d_cpu_tensor_joins_tensors_on_a_gpu_at_every_call() -> None:
         function(x, torch.ones(4))
 
 
-# -- bind ----------------------------------------------------------------------------------------------------------
+# -- bind -------------------------------------------------------------------------------------
 
 
 @on_every_backend
@@ -322,7 +330,7 @@ def test_a_bound_call_of_empty_tensors(backend: Backend) -> None:
     assert bound().shape == (0, 3)
 
 
-# -- variants ------------------------------------------------------------------------------------------------------
+# -- variants ---------------------------------------------------------------------------------
 
 
 def test_many_shapes_build_few_kernels() -> None:
@@ -375,7 +383,7 @@ def test_variants_say_what_and_why() -> None:
     assert first.why in str(first)
 
 
-# -- threads, forks, pickles ---------------------------------------------------------------------------------------
+# -- threads, forks, pickles ------------------------------------------------------------------
 
 
 @pytest.mark.parametrize("backend", [CPP, INTERPRETER, EAGER], ids=str)

@@ -1,4 +1,6 @@
-"""Memory layouts in every backend: broadcasting, strides, views, empty tensors, gathers; and no input is ever copied."""
+"""Memory layouts in every backend: broadcasting, strides, views, empty tensors, gathers; and no
+input is ever copied.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,7 @@ def numbered(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     return ((torch.arange(count) * 7) % 101 - 50).reshape(shape).to(dtype)
 
 
-# -- broadcasting --------------------------------------------------------------------------------------------------
+# -- broadcasting -----------------------------------------------------------------------------
 
 _SHAPES = [
     (),
@@ -63,7 +65,7 @@ def test_shapes_that_do_not_broadcast(shapes: tuple[tuple[int, ...], tuple[int, 
         function(torch.ones(3, 4), torch.ones(3, 5))
 
 
-# -- strides -------------------------------------------------------------------------------------------------------
+# -- strides ----------------------------------------------------------------------------------
 
 
 def layouts() -> dict[str, torch.Tensor]:
@@ -143,9 +145,12 @@ def test_dense_outputs_keep_the_layout_of_their_input(backend: Backend) -> None:
     function = backend.compile("x * 2, x + y")
     image = numbered(2, 3, 5, 4)
     dense = [
-        image, image.contiguous(memory_format=torch.channels_last), numbered(4, 6).t(), numbered(2, 3, 4).permute(1, 2, 0),
+        image,
+        image.contiguous(memory_format=torch.channels_last),
+        numbered(4, 6).t(),
+        numbered(2, 3, 4).permute(1, 2, 0),
         numbered(2, 3, 4, 5, 6).permute(4, 0, 3, 1, 2),
-    ]  # fmt: skip
+    ]
     for x in dense:
         for result in function(backend.place(x), backend.place(numbered(*x.shape))):
             assert result.stride() == x.stride()
@@ -173,7 +178,7 @@ def test_no_input_is_copied(backend: Backend, monkeypatch: pytest.MonkeyPatch) -
         assert results[2 * position].data_ptr() != results[2 * position + 1].data_ptr()
 
 
-# -- zero-size -----------------------------------------------------------------------------------------------------
+# -- zero-size --------------------------------------------------------------------------------
 
 
 @on_every_backend
@@ -186,7 +191,7 @@ def test_empty_tensors_give_empty_results(backend: Backend, shape: tuple[int, ..
     assert doubled.dtype is torch.float32
 
 
-# -- positions and lengths -----------------------------------------------------------------------------------------
+# -- positions and lengths --------------------------------------------------------------------
 
 
 @on_every_backend
@@ -214,7 +219,9 @@ def test_index_and_size(backend: Backend, turned: bool) -> None:
 @pytest.mark.parametrize("index", ["int64", "int32", "int16", "uint8"])
 @pytest.mark.parametrize("name", ["float32", "bfloat16", "int32"])
 def test_gather(backend: Backend, name: str, index: str) -> None:
-    """x[t] in many layouts; beyond a row NaN (0 for integers), and a negative position is beyond it."""
+    """x[t] in many layouts; beyond a row NaN (0 for integers), and a negative position is beyond
+    it.
+    """
     dtype = dtype_of(name)
     x = numbered(6, 10).to(dtype)
     t = torch.tensor([0, 9, 3, 10, 100, 5]).to(dtype_of(index))
@@ -258,12 +265,14 @@ def test_gather_needs_integers_of_the_right_rank() -> None:
         function(torch.ones(3, 4), torch.ones(4, dtype=torch.int64))
 
 
-# -- offsets beyond 32 bits ----------------------------------------------------------------------------------------
+# -- offsets beyond 32 bits -------------------------------------------------------------------
 
 
 @on_every_backend
 def test_strides_that_reach_beyond_32_bits(backend: Backend) -> None:
-    """Offsets of more than 2^31 elements need int64: two rows far apart in a mapping that is never filled."""
+    """Offsets of more than 2^31 elements need int64: two rows far apart in a mapping that is never
+    filled.
+    """
     if backend.is_cuda:
         far = torch.empty(2**31 + 4096, dtype=torch.uint8, device="cuda")
     else:

@@ -1,3 +1,5 @@
+# Names stand in one string, as a list of words.
+# ruff: noqa: SIM905
 """PyTorch's own operator database against fusec, operator by operator, sample by sample.
 
 Every operator of fusec that PyTorch has as well is a row of MAPPED. A sample is translated into a
@@ -7,7 +9,6 @@ are printed at the end of the run.
 
 from __future__ import annotations
 
-import itertools
 import warnings
 from collections import Counter
 from collections.abc import Callable, Iterator
@@ -26,19 +27,14 @@ with warnings.catch_warnings():
     from torch.testing._internal.common_methods_invocations import op_db
 
 # Samples of one operator and type, evenly chosen from all there are.
-MOST_SAMPLES = {
-    torch.float32: 16,
-    torch.float64: 3,
-    torch.bfloat16: 4,
-    torch.int64: 4,
-    torch.bool: 4,
-}
+MOST_SAMPLES = {torch.float32: 8}
+FEW_SAMPLES = 2  # of every other type
 LARGEST = 20_000  # elements
 
 
 @dataclass(frozen=True)
 class Call:
-    """One sample as fusec sees it: a formula, its tensors and numbers, and how PyTorch shapes the result."""
+    """One sample as fusec sees it: a formula, its tensors and numbers."""
 
     formula: str
     inputs: dict[str, Any]
@@ -273,9 +269,9 @@ def _cross_entropy(args: list[Any], kwargs: dict[str, Any]) -> Call:
 
 def _unary_rows() -> Iterator[tuple[str, Row]]:
     same = (
-        "abs acos acosh asin asinh atan atanh ceil cos cosh erf erfc exp exp2 expm1 floor lgamma log"
-        " log10 log1p log2 neg rsqrt sigmoid sin sinh sqrt tan tanh trunc square reciprocal sign"
-        " isnan isinf isfinite sinc"
+        "abs acos acosh asin asinh atan atanh ceil cos cosh erf erfc exp exp2 expm1 floor lgamma"
+        " log log10 log1p log2 neg rsqrt sigmoid sin sinh sqrt tan tanh trunc square reciprocal"
+        " sign isnan isinf isfinite sinc"
     ).split()
     for name in same:
         yield name, Row(_simple(f"{name}(x)" if name != "neg" else "-x", ("x",)))
@@ -363,7 +359,7 @@ def _samples(name: str, dtype: torch.dtype) -> list[Any]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         every = list(operator.sample_inputs("cpu", dtype, requires_grad=False))
-    step = max(1, -(-len(every) // MOST_SAMPLES[dtype]))
+    step = max(1, -(-len(every) // MOST_SAMPLES.get(dtype, FEW_SAMPLES)))
     return every[::step]
 
 
@@ -446,7 +442,9 @@ def _all_samples(name: str, dtypes: tuple[torch.dtype, ...], backend: str, most:
     tally: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     for dtype in dtypes:
-        for sample in itertools.islice(_samples(name, dtype), most):
+        for sample in _samples(name, dtype):
+            if tally["checked"] >= most:
+                break
             tally["samples"] += 1
             try:
                 _check(name, dtype, sample, backend)
@@ -467,4 +465,4 @@ def test_operator(name: str, record_property: Any) -> None:
 @pytest.mark.parametrize("name", MAPPED)
 def test_operator_in_triton(name: str, record_property: Any) -> None:
     dtypes = MAPPED[name].dtypes[:1]
-    record_property("op_db triton", _all_samples(name, dtypes, "triton", 3))
+    record_property("op_db triton", _all_samples(name, dtypes, "triton", 2))

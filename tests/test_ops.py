@@ -1,4 +1,6 @@
-"""Every elementwise op and composite, in every backend and type it claims, against PyTorch in float64 or exact integers."""
+"""Every elementwise op and composite, in every backend and type it claims, against PyTorch in
+float64 or exact integers.
+"""
 
 from __future__ import annotations
 
@@ -18,10 +20,11 @@ from fusec.ir.ops import Op, Rule, elementwise
 from tests.oracle import (
     BACKENDS,
     DTYPES,
-    FLOAT8,
+    EAGER,
     FLOATS,
     INTEGERS,
     Backend,
+    arithmetic_type,
     assert_close,
     dtype_of,
     floats,
@@ -39,15 +42,30 @@ SHORT = {d.torch: d.name for d in ALL}
 # Units in the last place that a function may be off by in float32 and float64, where it is not 1.
 ULPS = {"lgamma": 4, "erfc": 4, "sinh": 2, "tan": 2}
 CUDA_ULPS = {
-    "exp": 2, "exp2": 2, "log2": 2, "log10": 2, "log1p": 2, "rsqrt": 2, "sin": 2, "cos": 2, "tan": 4, "asin": 2,
-    "acos": 2, "atan": 2, "sinh": 3, "cosh": 2, "tanh": 2, "asinh": 3, "acosh": 4, "atanh": 3, "atan2": 3, "erf": 2,
-    "erfc": 5, "lgamma": 8, "pow": 4,
-}  # fmt: skip
-
-
-def compute_type(dtype: torch.dtype) -> torch.dtype:
-    """The type that arithmetic on floats of ``dtype`` runs in."""
-    return torch.float64 if dtype is torch.float64 else torch.float32
+    "exp": 2,
+    "exp2": 2,
+    "log2": 2,
+    "log10": 2,
+    "log1p": 2,
+    "rsqrt": 2,
+    "sin": 2,
+    "cos": 2,
+    "tan": 4,
+    "asin": 2,
+    "acos": 2,
+    "atan": 2,
+    "sinh": 3,
+    "cosh": 2,
+    "tanh": 2,
+    "asinh": 3,
+    "acosh": 4,
+    "atanh": 3,
+    "atan2": 3,
+    "erf": 2,
+    "erfc": 5,
+    "lgamma": 8,
+    "pow": 4,
+}
 
 
 def spelled(op: Op, *args: str) -> str:
@@ -59,6 +77,8 @@ def spelled(op: Op, *args: str) -> str:
 
 def reference_of(op: Op) -> Callable[..., torch.Tensor]:
     """PyTorch's own function."""
+    if op.name == "ndtr":  # PyTorch's own takes 1 + erf, which cancels
+        return lambda x: torch.erfc(x * -math.sqrt(0.5)) / 2
     if isinstance(op.torch, str):
         return getattr(torch, op.torch)  # type: ignore[no-any-return]
     function = op.torch
@@ -69,6 +89,8 @@ def bound(op: Op, dtype: torch.dtype, backend: Backend) -> float:
     """The ulp that ``op`` may be off by."""
     if dtype in (torch.float16, torch.bfloat16):
         return 1
+    if op.name == "ndtr":  # x is rounded times sqrt(1/2), and the tail magnifies that by x^2
+        return 128 if dtype is torch.float64 else 8
     table = CUDA_ULPS if backend.is_cuda else ULPS
     return table.get(op.name, 1 if op.costly else 0)
 
@@ -76,7 +98,7 @@ def bound(op: Op, dtype: torch.dtype, backend: Backend) -> float:
 def judged(backend: Backend, op: Op, *inputs: torch.Tensor) -> torch.Tensor:
     """Where a result is compared: on a GPU the functions of libdevice take subnormal floats for 0."""
     keep = torch.ones(inputs[0].shape, dtype=torch.bool)
-    if backend.is_cuda and op.costly:
+    if backend.is_cuda and (op.costly or op.name in ("floor", "ceil")):
         for x in inputs:
             if x.dtype is not torch.float64:
                 keep &= (x.double() == 0) | (x.double().abs() >= 2.0**-126) | x.isnan()
@@ -84,13 +106,15 @@ def judged(backend: Backend, op: Op, *inputs: torch.Tensor) -> torch.Tensor:
 
 
 def absolute(op: Op, dtype: torch.dtype, backend: Backend) -> float:
-    """What is allowed where relative error means little: near lgamma's zeros, and among a GPU's subnormals."""
-    if op.name == "lgamma":
+    """What is allowed where relative error means little: near lgamma's zeros, and among a GPU's
+    subnormals.
+    """
+    if op.name == "lgamma" or (op.name == "ndtr" and backend == EAGER):
         return torch.finfo(dtype).eps * 4
     return torch.finfo(dtype).smallest_normal if backend.is_cuda and op.costly else 0.0
 
 
-# -- functions of one value ----------------------------------------------------------------------------------------
+# -- functions of one value -------------------------------------------------------------------
 
 
 @on_every_backend
@@ -138,7 +162,7 @@ def test_ops_that_pytorch_refuses(text: str) -> None:
         function(value)
 
 
-# -- functions of two values ---------------------------------------------------------------------------------------
+# -- functions of two values ------------------------------------------------------------------
 
 _EXACT_FLOAT = ("floor_divide", "remainder", "fmod", "maximum", "minimum", "copysign")
 
@@ -157,7 +181,7 @@ def test_binary_ops_of_floats(backend: Backend, name: str) -> None:
             continue
         assert actual.dtype is dtype
         exact = op.name in _EXACT_FLOAT
-        width = compute_type(dtype) if exact else torch.float64
+        width = arithmetic_type(dtype) if exact else torch.float64
         expected = reference_of(op)(a.to(width), b.to(width))
         if op.name in ("fmod", "remainder"):
             own = fmod if op.name == "fmod" else remainder
@@ -193,7 +217,9 @@ def wrap(number: int, dtype: torch.dtype) -> int:
 
 
 def integer_power(a: int, b: int, dtype: torch.dtype) -> int:
-    """a^b that wraps; a negative exponent leaves what truncation leaves of the fraction, and 0 for a zero base."""
+    """a^b that wraps; a negative exponent leaves what truncation leaves of the fraction, and 0 for
+    a zero base.
+    """
     if b >= 0:
         return wrap(pow(a, b, 1 << 64), dtype)
     return {1: 1, -1: 1 if b % 2 == 0 else -1}.get(a, 0)
@@ -247,7 +273,11 @@ def test_binary_ops_of_integers(backend: Backend, name: str) -> None:
 
 @on_every_backend
 def test_binary_ops_of_bools(backend: Backend) -> None:
-    ops = [op for op in BINARY if op.name not in ("sub", "floor_divide", "remainder", "fmod", "pow", "atan2", "copysign")]  # fmt: skip
+    ops = [
+        op
+        for op in BINARY
+        if op.name not in ("sub", "floor_divide", "remainder", "fmod", "pow", "atan2", "copysign")
+    ]
     a, b = pairs(torch.tensor([False, True]), torch.tensor([False, True]))
     results = backend.run(", ".join(spelled(op, "a", "b") for op in ops), a, b)
     for op, actual in zip(ops, results, strict=True):
@@ -269,203 +299,7 @@ def test_where_and_logic(backend: Backend, name: str) -> None:
     same(either, (a != 0) | (b != 0))
 
 
-# -- types ---------------------------------------------------------------------------------------------------------
-
-
-@on_every_backend
-@pytest.mark.parametrize("name", DTYPES)
-def test_promotion_with_every_type(backend: Backend, name: str) -> None:
-    """The type and the value of a + b, for tensors and for a 0-d b, are PyTorch's."""
-    a = torch.tensor([1, 0, 1, 2]).to(dtype_of(name))
-    for zero_dim in (False, True):
-        others = [torch.tensor([3, 1, 0, 2]).to(dtype_of(n)) for n in DTYPES]
-        if zero_dim:
-            others = [o[0].clone() for o in others]
-        text = ", ".join(f"a + b{k}" for k in range(len(others)))
-        for other, actual in zip(others, backend.run(text, a, *others), strict=True):
-            same(actual, a + other, f"{name} + {other.dtype}")
-
-
-def representable(x: torch.Tensor, target: torch.dtype) -> torch.Tensor:
-    """Which values keep their integer part in ``target``: for the others a conversion has no one right result."""
-    if not x.dtype.is_floating_point or target.is_floating_point or target is torch.bool:
-        return torch.ones(x.shape, dtype=torch.bool)
-    info = torch.iinfo(target)
-    wide = x.double().trunc()
-    return (wide >= info.min) & (wide <= info.max) & (wide < 2.0**63)
-
-
-def cast_values(dtype: torch.dtype) -> torch.Tensor:
-    """Values at and beside the ties of the narrower floats."""
-    if not dtype.is_floating_point:
-        return values(dtype)
-    ties = [1 + 2.0**-k for k in (4, 8, 9, 11, 12, 24, 25)] + [
-        1 + 3 * 2.0**-k for k in (4, 8, 11, 24)
-    ]
-    more = [
-        2.5,
-        3.5,
-        -2.5,
-        127.9,
-        -128.9,
-        255.5,
-        447.0,
-        448.0,
-        464.0,
-        465.0,
-        57344.0,
-        61440.0,
-        65504.0,
-        65519.0,
-    ]
-    more += [
-        65520.0,
-        2.0**-24,
-        2.0**-25,
-        3 * 2.0**-26,
-        2.0**-133,
-        2.0**-134,
-        3.3e38,
-        3.4e38,
-        2.0**31 - 1,
-    ]
-    return torch.cat([floats(dtype), torch.tensor([*ties, *more], dtype=torch.float64).to(dtype)])
-
-
-@on_every_backend
-@pytest.mark.parametrize("name", [*DTYPES, *FLOAT8])
-def test_casts_from_every_type_to_every_type(backend: Backend, name: str) -> None:
-    dtype = dtype_of(name)
-    x = all_float8(dtype) if name in FLOAT8 else cast_values(dtype)
-    targets = [*DTYPES, *FLOAT8]
-    results = backend.run(", ".join(f"{SHORT[t]}(x)" for t in targets), x)
-    for target, actual in zip(targets, results, strict=True):
-        kind = dtype_of(target)
-        assert actual.dtype is kind
-        keep = representable(x, kind)
-        actual, expected = actual[keep], converted(x[keep], kind)
-        if target in FLOAT8:
-            actual, expected = actual.float(), expected.float()
-        same(actual, expected, f"{name} to {target}")
-
-
-def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """PyTorch's conversion; before 2.13 its e4m3 became NaN beyond 448, where it now stops."""
-    if dtype is torch.float8_e4m3fn:
-        x = x.to(compute_type(x.dtype)).clamp(-448, 448)
-    return x.to(dtype)
-
-
-def all_float8(dtype: torch.dtype) -> torch.Tensor:
-    """All 256 values of an 8-bit float."""
-    return torch.arange(256, dtype=torch.uint8).view(dtype)
-
-
-@on_every_backend
-@pytest.mark.parametrize("name", FLOAT8)
-def test_float8_is_storage(backend: Backend, name: str) -> None:
-    dtype = dtype_of(name)
-    x, short = all_float8(dtype), SHORT[name]
-    total, back, largest = backend.run(f"x * 1.25 + x, {short}(x * 1.25), maximum(x, 0)", x)
-    same(total, x.float() * 1.25 + x.float())
-    assert back.dtype is dtype
-    same(back.float(), converted(x.float() * 1.25, dtype).float())
-    same(largest, torch.maximum(x.float(), torch.zeros(())))
-
-
-@on_every_backend
-def test_a_cast_to_a_narrow_float_rounds_in_the_middle(backend: Backend) -> None:
-    x = torch.linspace(-3, 3, 61)
-    kept, rounded = backend.run("(x + 1/3) * 3, f32(bf16(x + 1/3)) * 3", x)
-    same(rounded, (x + 1 / 3).bfloat16().float() * 3)
-    assert (kept != rounded).any()
-
-
-@on_every_backend
-def test_a_value_of_sixteen_bits_is_rounded_once(backend: Backend) -> None:
-    x, y = torch.linspace(1, 3, 61).bfloat16(), torch.linspace(2, 9, 61).bfloat16()
-    whole, twice = backend.run("x * y + y, bf16(x * y) + y", x, y)
-    same(whole, (x.float() * y.float() + y.float()).bfloat16())
-    same(twice, ((x * y).float() + y.float()).bfloat16())
-    assert (whole != twice).any()
-
-
-# -- numbers -------------------------------------------------------------------------------------------------------
-
-_LITERALS: list[tuple[str, Any]] = [
-    ("0.1", 0.1), ("3", 3), ("-7", -7), ("2.5", 2.5), ("1e-5", 1e-5), ("inf", math.inf), ("nan", math.nan),
-    ("pi", math.pi), ("true", True),
-]  # fmt: skip
-
-
-@on_every_backend
-@pytest.mark.parametrize("name", DTYPES)
-def test_literals_are_weakly_typed(backend: Backend, name: str) -> None:
-    dtype = dtype_of(name)
-    x = torch.tensor([0, 1, 1, 3]).to(dtype)
-    results = backend.run(", ".join(f"x + ({text})" for text, _ in _LITERALS), x)
-    for (text, value), actual in zip(_LITERALS, results, strict=True):
-        expected = x + value
-        assert actual.dtype is expected.dtype, text
-        if dtype.is_floating_point:  # PyTorch rounds the number to 16 bits first, on the CPU alone
-            expected = (x.to(compute_type(dtype)) + value).to(dtype)
-        assert_close(actual, expected, 0, what=f"{name} + {text}")
-
-
-@on_every_backend
-def test_large_and_exact_literals(backend: Backend) -> None:
-    x = torch.tensor([0, 1, -1])
-    wide, mask, shifted = backend.run("x + 9223372036854775807, x & 4611686018427387904, x * 4294967297", x)  # fmt: skip
-    same(wide, x + (2**63 - 1))
-    same(mask, x & 2**62)
-    same(shifted, x * 4294967297)
-    y = torch.tensor([1.0, 3.0], dtype=torch.float64)
-    tenth, third = backend.run("y * 0.1, y + 1/3", y)
-    same(tenth, y * 0.1)
-    same(third, y + 1 / 3)
-
-
-@on_every_backend
-@pytest.mark.parametrize("name", DTYPES)
-def test_numbers_at_run_time(backend: Backend, name: str) -> None:
-    """The type and value of x * s + x is PyTorch's for every kind of number, and a new value builds nothing."""
-    dtype = dtype_of(name)
-    x = torch.tensor([0, 1, 1, 3]).to(dtype)
-    function = backend.compile("x * s + x")
-    for kind, numbers in {"float": (2.5, 0.1, -3.25, 1.0, 0.0), "int": (3, -2, 1, 0), "bool": (True, False)}.items():  # fmt: skip
-        before = fusec.stats()
-        for position, number in enumerate(numbers):
-            actual = function(backend.place(x), number).cpu()
-            expected = x * number + x
-            assert actual.dtype is expected.dtype, (kind, number)
-            wide = expected.dtype in (torch.float16, torch.bfloat16)
-            expected = (x.float() * number + x.float()).to(dtype) if wide else expected
-            assert_close(actual, expected, 0, what=f"{name} * {number}")
-            if position == 0:
-                before = fusec.stats()
-        assert fusec.stats() == before, kind
-    assert len(function.variants) <= 3
-
-
-@on_every_backend
-def test_integer_numbers_wrap_as_the_tensor_does(backend: Backend) -> None:
-    x = torch.tensor([1, 2], dtype=torch.uint8)
-    same(backend.one("x + s", x, 300), torch.tensor([45, 46], dtype=torch.uint8))
-    same(backend.one("x + s", x, -1), torch.tensor([0, 1], dtype=torch.uint8))
-    same(backend.one("x + 300", x), torch.tensor([45, 46], dtype=torch.uint8))
-
-
-@pytest.mark.parametrize("position", [0, 1])
-def test_a_number_beyond_64_bits_is_refused_at_every_call(position: int) -> None:
-    function = fusec.compile("x + s")
-    x = torch.ones(3)
-    if position:
-        function(x, 1)
-    with pytest.raises(DTypeError, match="64 bits"):
-        function(x, 2**64)
-
-
-# -- composites ----------------------------------------------------------------------------------------------------
+# -- composites -------------------------------------------------------------------------------
 
 
 def torch_function(row: Derived) -> Callable[..., torch.Tensor] | None:
@@ -495,7 +329,9 @@ _TESTED = [
 
 
 def derived_bound(dtype: torch.dtype) -> tuple[float, float]:
-    """Ulp and absolute error of a composite: a few roundings, and the cancellation in its own formula."""
+    """Ulp and absolute error of a composite: a few roundings, and the cancellation in its own
+    formula.
+    """
     if dtype.itemsize == 2:
         return 1, torch.finfo(torch.float32).eps * 8
     return 8, torch.finfo(dtype).eps * 8
@@ -505,7 +341,12 @@ def derived_bound(dtype: torch.dtype) -> tuple[float, float]:
 @pytest.mark.parametrize("name", FLOATS)
 def test_composites_of_one_value(backend: Backend, name: str) -> None:
     dtype = dtype_of(name)
-    x = torch.cat([torch.linspace(-9, 25, 69, dtype=torch.float64).to(dtype), torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0], dtype=dtype)])  # fmt: skip
+    x = torch.cat(
+        [
+            torch.linspace(-9, 25, 69, dtype=torch.float64).to(dtype),
+            torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0], dtype=dtype),
+        ]
+    )
     calls = [f"{r.name}({', '.join(map(str, ['x', *_DEFAULTS.get(key(r), ())]))})" for r in _TESTED]
     results = backend.run(", ".join(calls), x)
     most, absolute = derived_bound(dtype)
@@ -534,7 +375,15 @@ def test_composites_of_two_values(backend: Backend, name: str) -> None:
     some = torch.tensor([-3.0, -1.0, -0.0, 0.0, 0.5, 2.0, 7.0, math.inf, -math.inf, math.nan])
     a, b = pairs(some.to(dtype), some.to(dtype))
     w = torch.linspace(-1, 2, len(a)).to(dtype)
-    names = ["hypot(a, b)", "xlogy(a, b)", "logaddexp(a, b)", "heaviside(a, b)", "swiglu(a, b)", "geglu(a, b)", "lerp(a, b, w)"]  # fmt: skip
+    names = [
+        "hypot(a, b)",
+        "xlogy(a, b)",
+        "logaddexp(a, b)",
+        "heaviside(a, b)",
+        "swiglu(a, b)",
+        "geglu(a, b)",
+        "lerp(a, b, w)",
+    ]
     results = backend.run(", ".join(names), a=a, b=b, w=w)
     wide = [a.double(), b.double()]
     silu, gelu = torch.nn.functional.silu, torch.nn.functional.gelu
@@ -574,8 +423,10 @@ def test_other_numerics_stay_close(backend: Backend, numerics: str) -> None:
     results = [r.cpu() for r in function(backend.place(x))]
     wide = x.double()
     expected = [
-        wide.tanh() / (2 + wide.exp()), torch.nn.functional.gelu(wide, approximate="tanh"), wide.abs().sqrt(),
-    ]  # fmt: skip
+        wide.tanh() / (2 + wide.exp()),
+        torch.nn.functional.gelu(wide, approximate="tanh"),
+        wide.abs().sqrt(),
+    ]
     for actual, right in zip(results, expected, strict=True):
         assert_close(
             actual, right, 4 if numerics == "precise" else 32, absolute=2e-6, what=numerics

@@ -1,4 +1,6 @@
-"""Every reduction in every backend: row lengths around the schedule's limits, axes, layouts, special values, emptiness."""
+"""Every reduction in every backend: row lengths around the schedule's limits, axes, layouts,
+special values, emptiness.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ Function = Callable[..., torch.Tensor]
 
 @dataclass(frozen=True)
 class Case:
-    """A reduction over one axis: the formula, PyTorch's own in float64, and what its error is measured by."""
+    """A reduction over one axis: the formula, PyTorch's own in float64, and what its error is
+    measured by.
+    """
 
     text: str
     torch: Function
@@ -88,8 +92,10 @@ CASES = (
     Case("softmax(x{a})", lambda x, a: x.softmax(a), _zero),
     Case("log_softmax(x{a})", lambda x, a: x.log_softmax(a), _one),
     Case("layer_norm(x{a})", _normalized, _spread),
-    Case("rms_norm(x{a})", lambda x, a: x * torch.rsqrt((x * x).mean(a, keepdim=True) + 1e-6), _zero),
-)  # fmt: skip
+    Case(
+        "rms_norm(x{a})", lambda x, a: x * torch.rsqrt((x * x).mean(a, keepdim=True) + 1e-6), _zero
+    ),
+)
 FEW = tuple(
     c
     for c in CASES
@@ -227,7 +233,7 @@ def test_keepdim_and_what_an_output_drops(backend: Backend) -> None:
     assert_close(total, x.double().sum(), 0, absolute=1e-5)
 
 
-# -- integers and bools --------------------------------------------------------------------------------------------
+# -- integers and bools -----------------------------------------------------------------------
 
 
 @on_every_backend
@@ -241,7 +247,9 @@ def test_reductions_of_integers(backend: Backend, name: str) -> None:
             x[0], x[1] = True, False
         else:
             info = torch.iinfo(dtype)
-            x = torch.randint(max(info.min, -(2**62)), min(info.max, 2**62), (4, length), generator=generator).to(dtype)  # fmt: skip
+            x = torch.randint(
+                max(info.min, -(2**62)), min(info.max, 2**62), (4, length), generator=generator
+            ).to(dtype)
             x[1], x[2] = info.max, info.min
         text = "sum(x), prod(x), max(x), min(x), any(x), all(x), argmax(x), argmin(x), sum(x != 0), max(x, axis=0)"
         total, product, most, least, some, every, at, low, count, down = backend.run(text, x)
@@ -263,20 +271,35 @@ def test_functions_of_floats_refuse_integers(text: str) -> None:
         fusec.compile(text)(torch.ones(3, 4, dtype=torch.int32))
 
 
-# -- special values ------------------------------------------------------------------------------------------------
+# -- special values ---------------------------------------------------------------------------
 
 NAN, INF = float("nan"), float("inf")
-SPECIAL_ROWS = torch.tensor([
-    [1.0, NAN, 2.0], [INF, 1.0, NAN], [-INF, -INF, -INF], [INF, INF, 1.0], [INF, -INF, 0.0], [-INF, 1.0, 2.0],
-    [-0.0, -0.0, -0.0], [0.0, -0.0, 0.0], [3e38, 3e38, 3e38], [-3e38, 3e38, -3e38], [1e-45, 1e-45, 0.0], [5.0, 5.0, 5.0],
-    [NAN, NAN, NAN], [100.0, -100.0, 1e4],
-])  # fmt: skip
+SPECIAL_ROWS = torch.tensor(
+    [
+        [1.0, NAN, 2.0],
+        [INF, 1.0, NAN],
+        [-INF, -INF, -INF],
+        [INF, INF, 1.0],
+        [INF, -INF, 0.0],
+        [-INF, 1.0, 2.0],
+        [-0.0, -0.0, -0.0],
+        [0.0, -0.0, 0.0],
+        [3e38, 3e38, 3e38],
+        [-3e38, 3e38, -3e38],
+        [1e-45, 1e-45, 0.0],
+        [5.0, 5.0, 5.0],
+        [NAN, NAN, NAN],
+        [100.0, -100.0, 1e4],
+    ]
+)
 
 
 @on_every_backend
 @pytest.mark.parametrize("copies", [1, 30, 6000])
 def test_special_values_in_rows(backend: Backend, copies: int) -> None:
-    """NaN, infinities, overflow and zeros, in short, resident and looped rows, go where PyTorch sends them."""
+    """NaN, infinities, overflow and zeros, in short, resident and looped rows, go where PyTorch
+    sends them.
+    """
     x = SPECIAL_ROWS.repeat(1, copies)
     text = (
         "sum(x), mean(x), max(x), min(x), prod(x), logsumexp(x), softmax(x), log_softmax(x), argmax(x), argmin(x), "
@@ -285,9 +308,21 @@ def test_special_values_in_rows(backend: Backend, copies: int) -> None:
     results = backend.run(text, x)
     wide = x.double()
     expected = [
-        x.sum(-1), wide.mean(-1), x.amax(-1), x.amin(-1), x.prod(-1), wide.logsumexp(-1), wide.softmax(-1),
-        wide.log_softmax(-1), x.argmax(-1), x.argmin(-1), x.var(-1), x.abs().amax(-1), x.any(-1), x.all(-1),
-    ]  # fmt: skip
+        x.sum(-1),
+        wide.mean(-1),
+        x.amax(-1),
+        x.amin(-1),
+        x.prod(-1),
+        wide.logsumexp(-1),
+        wide.softmax(-1),
+        wide.log_softmax(-1),
+        x.argmax(-1),
+        x.argmin(-1),
+        x.var(-1),
+        x.abs().amax(-1),
+        x.any(-1),
+        x.all(-1),
+    ]
     names = text.replace(" ", "").split("),")
     for name, actual, right in zip(names, results, expected, strict=True):
         if name.startswith(("max", "min")):  # which zero is the larger is nowhere said
@@ -327,7 +362,7 @@ def test_variance_far_from_zero(backend: Backend) -> None:
         )
 
 
-# -- empty ---------------------------------------------------------------------------------------------------------
+# -- empty ------------------------------------------------------------------------------------
 
 
 @on_every_backend
@@ -337,8 +372,16 @@ def test_empty_tensors(backend: Backend, shape: tuple[int, ...]) -> None:
     text = "sum(x), prod(x), mean(x), any(x), all(x), logsumexp(x), softmax(x), layer_norm(x), sum(x, axis=0)"
     results = backend.run(text, x)
     expected = [
-        x.sum(-1), x.prod(-1), x.mean(-1), x.any(-1), x.all(-1), x.logsumexp(-1), x.softmax(-1), x.clone(), x.sum(0),
-    ]  # fmt: skip
+        x.sum(-1),
+        x.prod(-1),
+        x.mean(-1),
+        x.any(-1),
+        x.all(-1),
+        x.logsumexp(-1),
+        x.softmax(-1),
+        x.clone(),
+        x.sum(0),
+    ]
     for actual, right in zip(results, expected, strict=True):
         same(actual, right, str(shape))
 
@@ -352,7 +395,7 @@ def test_a_maximum_of_nothing_is_an_error(backend: Backend, text: str) -> None:
         function(backend.place(torch.ones(3, 0)))
 
 
-# -- programs of several reductions ---------------------------------------------------------------------------------
+# -- programs of several reductions -----------------------------------------------------------
 
 PROGRAMS = {
     "both axes": "x / sum(x * x, axis=0) + x / sum(x * x)",

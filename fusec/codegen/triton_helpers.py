@@ -158,10 +158,15 @@ def _pow_int(a, b):
 _F8E5M2 = """
 @triton.jit
 def _f8e5m2(x):
-    # GPUs stop at the largest number, 57344; as in PyTorch what would round beyond it is infinite.
-    bits = x.to(tl.float8e5).to(tl.uint8, bitcast=True)
-    bits = tl.where(tl.abs(x) >= 61440.0, (bits & 128) | 124, bits).to(tl.uint8)
-    return bits.to(tl.float8e5, bitcast=True)
+    # Bit by bit: a GPU's own conversion stops at the largest number, where PyTorch goes to infinity.
+    x = x.to(tl.float32)
+    size = tl.abs(x)
+    bits = size.to(tl.int32, bitcast=True)
+    normal = ((bits + 0xFFFFF + ((bits >> 21) & 1)) >> 21) - 448
+    subnormal = (size + 128.0).to(tl.int32, bitcast=True) - 0x43000000
+    code = tl.where(size < 6.103515625e-05, subnormal, tl.minimum(normal, 124))
+    code = tl.where(x != x, 127, code) | ((x.to(tl.int32, bitcast=True) >> 24) & 128)
+    return code.to(tl.uint8).to(tl.float8e5, bitcast=True)
 """
 
 HELPERS: dict[str, str] = {

@@ -33,9 +33,13 @@ def _layout(prefix: str, text: str, suffix: str, indent: int) -> list[str]:
     if indent + len(prefix) + len(text) + len(suffix) <= WIDTH:
         return [prefix + text + suffix]
     pieces = _operands(text)
-    if len(pieces) > 1:
-        return _broken_sum(prefix, text, pieces, suffix, indent)
     start = next((k for k, c in enumerate(text) if c in _OPEN), None)
+    if len(pieces) == 2 and text.endswith(")"):
+        start = _opening(text)  # one operator, and a last bracket to break instead
+        if indent + len(prefix) + start + 1 > WIDTH:
+            return _broken_sum(prefix, text, pieces, suffix, indent)
+    elif len(pieces) > 1:
+        return _broken_sum(prefix, text, pieces, suffix, indent)
     if start is None:
         return [prefix + text + suffix]
     end = _matching(text, start)
@@ -47,9 +51,28 @@ def _layout(prefix: str, text: str, suffix: str, indent: int) -> list[str]:
 
 def _broken_sum(prefix: str, text: str, pieces: list[str], suffix: str, indent: int) -> list[str]:
     """An expression in parentheses of its own, one operand a line if it needs more than one."""
-    inner = [text] if indent + _INDENT + len(text) <= WIDTH else pieces
+    room = WIDTH - indent - _INDENT
+    inner = [text] if len(text) <= room else _narrowed(pieces, room)
     pad = " " * _INDENT
     return [f"{prefix}(", *(pad + piece for piece in inner), f"){suffix}"]
+
+
+def _narrowed(pieces: list[str], room: int) -> list[str]:
+    """Operands that are too long for a line are cut at their own operators."""
+    lines = []
+    for piece in pieces:
+        sign, space, rest = piece.partition(" ") if _leads(piece) else ("", "", piece)
+        inner = _operands(rest)
+        if len(piece) <= room or len(inner) == 1:
+            lines.append(piece)
+        else:
+            lines += _narrowed([sign + space + inner[0], *inner[1:]], room)
+    return lines
+
+
+def _leads(piece: str) -> bool:
+    """Whether an operand brings the operator before it."""
+    return any(piece.startswith(f"{sign} ") for group in _LOOSE_FIRST for sign in group)
 
 
 def _arguments(inner: str, indent: int) -> list[str]:
@@ -62,8 +85,17 @@ def _arguments(inner: str, indent: int) -> list[str]:
         name, sign, value = argument.partition("=")
         keyword = bool(sign) and name.isidentifier() and not value.startswith("=")
         prefix, text = (name + sign, value) if keyword else ("", argument)
-        lines += [pad + line for line in _layout(prefix, text, ",", indent)]
+        lines += [pad + line for line in _argument(prefix, text, indent)]
     return lines
+
+
+def _argument(prefix: str, text: str, indent: int) -> list[str]:
+    """One argument and its comma; between brackets an operator may begin a line."""
+    pieces = _operands(text)
+    if len(pieces) == 1 or indent + len(prefix) + len(text) < WIDTH:
+        return _layout(prefix, text, ",", indent)
+    first, *rest = _narrowed(pieces, WIDTH - indent)
+    return [prefix + first, *rest[:-1], rest[-1] + ","]
 
 
 def _operands(text: str) -> list[str]:
@@ -96,6 +128,16 @@ def _matching(text: str, start: int) -> int:
     depth = 0
     for position in range(start, len(text)):
         depth += (text[position] in _OPEN) - (text[position] in _CLOSE)
+        if depth == 0:
+            return position
+    raise AssertionError(f"unbalanced brackets: {text}")
+
+
+def _opening(text: str) -> int:
+    """Where the bracket opens that the last character closes."""
+    depth = 0
+    for position in reversed(range(len(text))):
+        depth += (text[position] in _CLOSE) - (text[position] in _OPEN)
         if depth == 0:
             return position
     raise AssertionError(f"unbalanced brackets: {text}")

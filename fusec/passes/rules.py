@@ -50,11 +50,6 @@ def narrow(m: Match) -> bool:
     return m.root.dtype.is_float and m.root.dtype.bits == 16
 
 
-def narrow_normal(m: Match) -> bool:
-    """As ``narrow``, and the factor is the square root of one half, however exactly written."""
-    return narrow(m) and abs(float(m.value("c")) - math.sqrt(0.5)) < 1e-7
-
-
 def same_floats(m: Match) -> bool:
     return m.root.dtype.is_float and m["x"].dtype is m.root.dtype
 
@@ -275,8 +270,8 @@ ACCURATE: tuple[Rule, ...] = (
     Rule("tanh-sigmoid-spread", 0.5 + 0.5 * tanh(x), 1 / _SIGMOID, "accurate"),
     Rule("tanh-gate", (0.5 * a) * (1 + tanh(x)), a / _SIGMOID, "accurate"),
     Rule("tanh-gate-last", 0.5 * (a * (1 + tanh(x))), a / _SIGMOID, "accurate"),
-    Rule("erf-gate-narrow", (0.5 * a) * (1 + erf(x * c)), a * ndtr(x), "accurate", narrow_normal,
-         "1 + erf cancels for negative x, the distribution function does not"),
+    Rule("erf-gate-narrow", (0.5 * a) * (1 + erf(x * math.sqrt(0.5))), a * ndtr(x), "accurate", narrow,
+         "1 + erf cancels for negative x, the distribution does not"),
     Rule("pow-four-narrow", x ** 4, (x * x) * (x * x),
          "accurate", narrow, "1.5 ulp of float32 at most"),
     Rule("two-pow", 2 ** x, exp2(x), "accurate", floats),

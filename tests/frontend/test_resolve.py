@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -23,6 +23,7 @@ from fusec.ir.graph import InputSpec
 from fusec.ir.node import Dim
 from fusec.source import Source
 from tests.formulas import graph_of, run, run_all, same_bits
+from tests.work import grows_linearly
 
 ROW, OTHER = torch.zeros(3), torch.zeros(4)
 MATRIX = torch.arange(12.0).reshape(3, 4)
@@ -346,13 +347,22 @@ def test_conditions() -> None:
     ["+".join(["x"] * 10_000), "(" * 5000 + "x" + ")" * 5000, "-" * 5000 + "x"],
     ids=["terms", "parentheses", "signs"],
 )
-def test_depth_and_length_cost_little(text: str) -> None:
+def test_depth_and_length(text: str) -> None:
     source = Source(text)
     program = parse(source)
     specs = (InputSpec("x", F32, (Dim("x.0"),)),)
-    start = time.process_time()
-    resolve(source, program, specs)
-    assert time.process_time() - start < 2.0  # about 0.1 s; quadratic work would take minutes
+    assert resolve(source, program, specs).graph.outputs[0].node.shape == specs[0].shape
+
+
+def test_resolving_takes_linear_work() -> None:
+    def work(terms: int) -> Callable[[], object]:
+        source = Source("+".join(["exp(x)*y"] * terms))
+        program = parse(source)
+        specs = tuple(InputSpec(n, F32, (Dim(f"{n}.0"),)) for n in "xy")
+        return lambda: resolve(source, program, specs)
+
+    work(1)()  # built-in functions are read once
+    assert grows_linearly(work, 100)
 
 
 def test_an_expansion_that_explodes_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -127,7 +127,7 @@ def test_accurate_rules_keep_special_values_and_the_size_of_the_error(rule: Rule
         assert not (new.isnan() & ~old.isnan()).any()
         # inf * (1 + tanh(-20)) is NaN only because the second factor has rounded to 0.
         assert new[old.isnan() & ~new.isnan()].isinf().all()
-        assert rule.name.startswith("tanh-gate") or torch.equal(old.isnan(), new.isnan())
+        assert "gate" in rule.name or torch.equal(old.isnan(), new.isnan())
         finite = run(after, inputs, "float64").abs() <= torch.finfo(old.dtype).max
         both = ~finite & ~old.isnan()
         assert torch.equal(old[both], new[both])
@@ -150,9 +150,14 @@ def grid(dtype: DType) -> list[float]:
 
 
 REDUCING = ("sum-scaled", "sum-of-neg", "sum-of-one")
+# Its constant is the float32 nearest to sqrt(1/2), so it is no identity of real numbers: the bound
+# on the error above is what holds it.
+ROUNDED = ("erf-gate-narrow",)
 
 
-@pytest.mark.parametrize("rule", [*ACCURATE, *REAL], ids=by_name)
+@pytest.mark.parametrize(
+    "rule", [r for r in (*ACCURATE, *REAL) if r.name not in ROUNDED], ids=by_name
+)
 def test_rules_hold_for_real_numbers(rule: Rule) -> None:
     """In float64, at values where nothing overflows or cancels."""
     for instance in instances(rule):
@@ -165,7 +170,7 @@ def test_rules_hold_for_real_numbers(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [r for r in (*ACCURATE, *REAL) if r.name not in REDUCING], ids=by_name
+    "rule", [r for r in (*ACCURATE, *REAL) if r.name not in REDUCING + ROUNDED], ids=by_name
 )
 def test_sympy_agrees(rule: Rule) -> None:
     import sympy

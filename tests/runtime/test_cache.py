@@ -12,6 +12,7 @@ import pytest
 from fusec import settings
 from fusec.runtime import cache
 from fusec.runtime.cache import MANIFEST, CacheWarning, Store, default_store, digest
+from tests.work import calls
 
 KEY = digest({"kind": "test"})
 FILES = {"kernel.ptx": b"text", "kernel.cubin": bytes(range(256)) * 400}
@@ -256,11 +257,6 @@ def test_default_store_follows_the_settings(tmp_path: Path) -> None:
         assert default_store().root != tmp_path / "one"
 
 
-def test_a_hit_is_quick(store: Store) -> None:
+def test_a_hit_is_little_work(store: Store) -> None:
     store.put(KEY, FILES)
-    times = []
-    for _ in range(50):
-        start = time.perf_counter()
-        store.get(KEY)
-        times.append(time.perf_counter() - start)
-    assert min(times) < 1e-3
+    assert calls(lambda: store.get(KEY)) < 500
