@@ -12,15 +12,17 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+import fusec
 from fusec.ir.text import parse_graph, print_graph
 from fusec.passes.pipeline import run as run_passes
-from tests.formulas import graph_of
+from tests.formulas import graph_of, same_bits
 from tests.programs_oracle import (
     LAYOUTS,
     agree,
     check,
     fail,
     is_ieee,
+    outputs,
     relaid_inputs,
     run,
     small_blocks,
@@ -116,3 +118,25 @@ def test_a_row_does_not_depend_on_its_batch(program: Program) -> None:
         for a, b in zip(whole, part, strict=True)
     ]
     agree(program, kept, part, "two rows and all of them", ("contiguous",), bitwise=True)
+
+
+# What exploration found, with its neighbours: casts of tensors and of run-time numbers.
+CASTS = (
+    "f32(i32(x)), f32(i64(x)), f32(i8(x)), f64(i64(x)), f32(u8(x)), f32(bool(x))",
+    "u8(x), i8(x), i16(x), bf16(x), f16(x), f32(f8e4m3(x))",
+    "x + bf16(y), x * f16(y), f32(f8e5m2(y)) - x, 0*x + i8(y), 0*x + u8(y), 0*x + bool(y)",
+)
+
+
+@pytest.mark.parametrize("formula", CASTS)
+@pytest.mark.parametrize("number", [1.0033033, -0.4, 300.7, -2.0])
+def test_casts_agree_to_the_bit(formula: str, number: float) -> None:
+    x = torch.tensor([-0.5, 0.5, -0.0, 0.0, -1.5, -300.0, 255.9, 1e5, -1e5, number])
+    inputs = {"x": x, "y": number} if "y" in formula else {"x": x}
+    results = {
+        backend: outputs(fusec.compile(formula, backend=backend)(**inputs))
+        for backend in ("torch", "cpp", "triton")
+    }
+    for backend in ("cpp", "triton"):
+        for k, (got, wanted) in enumerate(zip(results[backend], results["torch"], strict=True)):
+            assert same_bits(got, wanted), f"{backend}, output {k}: {got}, not {wanted}"
