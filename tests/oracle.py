@@ -147,7 +147,8 @@ def assert_close(
     """Fail unless every element is within ``most`` ulp, or within ``absolute`` where both are
     finite.
 
-    Integers and bools have to be equal. The message names the worst element and the ``inputs`` there.
+    Integers and bools have to be equal. The message names the worst element
+    and the ``inputs`` there.
     """
     if not actual.dtype.is_floating_point:
         assert actual.dtype == expected.dtype, f"{what}: {actual.dtype}, not {expected.dtype}"

@@ -414,7 +414,7 @@ def test_threads_may_share_a_function(backend: Backend) -> None:
 
 
 def _in_child(function: fusec.CompiledFunction, inputs: list[torch.Tensor], end: Any) -> None:
-    # PyTorch itself hangs here where it wants threads, so this only calls fusec and reads one element.
+    # PyTorch itself hangs here where it wants threads: only call fusec and read one element.
     end.send([function(x)[-1, -1].item() for x in inputs])
 
 

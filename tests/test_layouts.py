@@ -202,7 +202,8 @@ def test_index_and_size(backend: Backend, turned: bool) -> None:
         x = x.permute(2, 0, 1)
     n = x.shape
     text = (
-        "x * 0 + index(-1), x * 0 + index(0) * 10 + index(1), where(index(-1) <= index(-2), x, -inf), "
+        "x * 0 + index(-1), x * 0 + index(0) * 10 + index(1), "
+        "where(index(-1) <= index(-2), x, -inf), "
         "x * 0 + size(-1) * size(0), index(x, 1) - size(x, 1), i32(index(-1)) + x * 0"
     )
     last, lead, causal, sizes, alone, narrow = backend.run(text, x)

@@ -63,9 +63,8 @@ class Call:
             if not value.dim():
                 points.append(position)
         self.device = device or self._no_tensor()
-        for position in points:
-            if values[position].device.type == "cpu" != self.device.type:
-                values[position] = values[position].to(self.device)
+        if points and self.device.type != "cpu":
+            self._move(points)
         if out is not None:
             key.extend(self._take_outputs(out))
         self.backend = backend if backend != "auto" else _automatic(self.device)
@@ -118,6 +117,12 @@ class Call:
         raise self._error(
             DTypeError, position, f"is a {kind}", "pass a tensor, a NumPy array or a number"
         )
+
+    def _move(self, points: Sequence[int]) -> None:
+        """Bring 0-d tensors from the CPU to where the others are, as PyTorch does."""
+        for position in points:
+            if self.values[position].device.type == "cpu":
+                self.values[position] = self.values[position].to(self.device)
 
     def _refuse_layout(self, position: int, value: torch.Tensor) -> NoReturn:
         raise self._error(
