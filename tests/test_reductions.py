@@ -408,7 +408,7 @@ PROGRAMS = {
     "both axes": "x / sum(x * x, axis=0) + x / sum(x * x)",
     "columns then rows": "softmax(softmax(x, axis=0))",
     "rows then columns": "softmax(softmax(x), axis=0), max(x)",
-    "three levels": "m = mean(x, axis=0); d = x - m; s = sum(d / (mean(d * d) + 1), axis=0); s, d * s",
+    "three levels": "m = mean(x, axis=0); d = x - m; s = sum(d / (mean(d*d) + 1), axis=0); s, d*s",
     "rows then all": "m = max(x); sum(exp(x - m), axis=all)",
     "all then rows": "x2 = x / sum(abs(x), axis=all); sum(x2), x2",
     "a broadcast operand": "sum(x * w + c), mean(w), x + mean(w * w)",

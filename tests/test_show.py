@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ast
-import shutil
 
 import pytest
 import torch
@@ -89,7 +88,6 @@ def test_targets_need_no_gpu(
         assert mark in text
 
 
-@pytest.mark.skipif(shutil.which("nvdisasm") is None, reason="SASS needs nvdisasm")
 @pytest.mark.parametrize("target", ["sm_80", "sm_90"])
 def test_sass(function: fusec.CompiledFunction, target: str) -> None:
     text = function.show("sass", target=target)

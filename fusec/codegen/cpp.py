@@ -153,12 +153,17 @@ class _Printer:
         opening = (
             "fusec::sweep(cols, [&](int64_t start, int64_t count) __attribute__((always_inline)) {"
         )
-        with self.writer.block(opening, "});"):
+        carried = [a for a in sweep.accumulators if a.carry is not a.accumulate]
+        with self.writer.block(opening, "}, [&] {" if carried else "});"):
             self.writer.line(_SIMD)
             with self._loop("lane", "count"):
                 self.writer.line("const int64_t col = start + lane;")
                 self._variables(Level.COL)
                 self._statements(sweep.body)
+        if carried:
+            with self.writer.block("", "});"):
+                for accumulator in carried:
+                    self.writer.line(f"fusec::carry({accumulator.name}_wide, {accumulator.lanes});")
         for accumulator in sweep.accumulators:
             self._finish(accumulator)
 
@@ -167,15 +172,20 @@ class _Printer:
         identity = self.dialect.literal(Literal(accumulator.identity.value, kind), strict=True)
         self.writer.line(f"{kind.cpp} {accumulator.lanes}[fusec::LANES];")
         self.writer.line(f"fusec::fill<{kind.cpp}>({accumulator.lanes}, {identity});")
+        if accumulator.carry is not kind:
+            wide = f"{accumulator.name}_wide"
+            self.writer.line(f"{accumulator.carry.cpp} {wide}[fusec::LANES];")
+            self.writer.line(f"fusec::fill<{accumulator.carry.cpp}>({wide}, 0.0);")
 
     def _finish(self, accumulator: Accumulator) -> None:
         form = accumulator.op.cpp.usual
         assert isinstance(form, Template)
-        value = form.text.format(accumulator.lanes)
+        carried = accumulator.carry is not accumulator.accumulate
+        value = form.text.format(f"{accumulator.name}_wide" if carried else accumulator.lanes)
         self._define(accumulator.name, accumulator.dtype, self._narrow(value, accumulator))
 
     def _narrow(self, value: str, accumulator: Accumulator) -> str:
-        if accumulator.dtype is accumulator.accumulate:
+        if accumulator.dtype is accumulator.carry:
             return value
         return f"static_cast<{accumulator.dtype.cpp}>({value})"
 

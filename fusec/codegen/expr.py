@@ -52,6 +52,10 @@ class Dialect(ABC):
         """A hook for languages that have to narrow a result; the usual one leaves it."""
         return text, precedence
 
+    def argument(self, form: Call, expression: Expr) -> str:
+        """``expression`` between the brackets of a call."""
+        return self.text(expression)
+
     def text(self, expression: Expr, strict: bool = True) -> str:
         """``expression`` as it stands alone: on the right of an assignment or between commas."""
         return self.render(expression, strict)[0]
@@ -86,7 +90,7 @@ class Dialect(ABC):
                 form.precedence,
             )
         if isinstance(form, Call):
-            return f"{form.name}({', '.join(self.text(a) for a in args)})", ATOM
+            return f"{form.name}({', '.join(self.argument(form, a) for a in args)})", ATOM
         if isinstance(form, Template):
             return form.text.format(*(self.text(a) for a in args)), ATOM
         assert isinstance(form, Unsupported)

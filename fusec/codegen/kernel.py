@@ -189,6 +189,7 @@ class Accumulator:
     dtype: DType
     accumulate: DType
     identity: Literal
+    carry: DType  # what the lanes are emptied into before they lose digits; ``accumulate`` if never
 
 
 @dataclass(frozen=True, slots=True)

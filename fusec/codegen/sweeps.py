@@ -37,6 +37,8 @@ from fusec.ir.node import Node
 from fusec.ir.ops import OPS, Kind
 from fusec.passes.fuse import Region, Root
 
+SUMS = ("sum", "mean", "prod")
+
 
 @dataclass(slots=True)
 class Body:
@@ -278,13 +280,7 @@ class Sweeps:
         values, config = self.values, self.values.job.config
         argument = values.at_hand[node.args[0]]
         kind = accumulated(node)
-        running = (
-            F64
-            if values.job.target.wide_sums
-            and kind is F32
-            and node.op.name in ("sum", "prod", "mean")
-            else kind
-        )
+        running, carry = _running_types(values, node, kind)
         if argument.dtype is not running:
             argument = Convert(argument, running, argument.level)
         identity = Literal(_identity(node, running), running)
@@ -297,9 +293,18 @@ class Sweeps:
             return None
         # A part of a mean is a sum: it is divided once, when the parts are combined.
         op = OPS["sum"] if values.job.part and node.op.name == "mean" else node.op
-        accumulator = Accumulator(name, f"{name}_lanes", op, kind, running, identity)
+        accumulator = Accumulator(name, f"{name}_lanes", op, kind, running, identity, carry)
         out.append(Accumulate(accumulator, argument))
         return accumulator
+
+
+def _running_types(values: Values, node: Node, kind: DType) -> tuple[DType, DType]:
+    """The type of a reduction's lanes, and the wider one they are carried into now and then."""
+    if not values.job.target.wide_sums or kind is not F32 or node.op.name not in SUMS:
+        return kind, kind
+    if values.job.config.lanes_along_rows or node.op.name == "prod":
+        return F64, F64
+    return F32, F64
 
 
 def _as_result(node: Node, value: Ref) -> Expr:

@@ -17,6 +17,7 @@ from fusec.codegen.kernel import (
     Combine,
     Comment,
     Convert,
+    Expr,
     Form,
     Kernel,
     Let,
@@ -30,11 +31,11 @@ from fusec.codegen.kernel import (
     Store,
     Sweep,
 )
-from fusec.codegen.triton_helpers import HELPERS, needed
+from fusec.codegen.triton_helpers import HELPERS, TYPED, needed
 from fusec.codegen.wrap import wrap
 from fusec.codegen.writer import Writer
 from fusec.ir.dtypes import BOOL, F8E5M2, F32, I32
-from fusec.ir.ops import OPS, Infix, Lowering, Op, Template
+from fusec.ir.ops import OPS, Call, Infix, Lowering, Op, Template
 
 
 class _Triton(Dialect):
@@ -51,13 +52,17 @@ class _Triton(Dialect):
 
         Where nothing fixes the type a typed scalar is made.
         """
-        text = _number(value)
         natural = value.dtype in (F32, I32, BOOL)
-        return text if natural or not strict else f"tl.full([], {text}, tl.{value.dtype.triton})"
+        return _number(value) if natural or not strict else _typed(value)
+
+    def argument(self, form: Call, expression: Expr) -> str:
+        if isinstance(expression, Literal) and form.name in TYPED:
+            return _typed(expression)
+        return self.text(expression)
 
     def convert(self, expression: Convert) -> tuple[str, int]:
         if isinstance(expression.arg, Literal):
-            inner = f"tl.full([], {_number(expression.arg)}, tl.{expression.arg.dtype.triton})"
+            inner = _typed(expression.arg)
         else:
             inner = self.operand(expression.arg, ATOM)
         through = ""
@@ -80,6 +85,11 @@ class _Triton(Dialect):
             f"{self.text(expression.identity)})",
             ATOM,
         )
+
+
+def _typed(value: Literal) -> str:
+    """A constant as a scalar of its own type."""
+    return f"tl.full([], {_number(value)}, tl.{value.dtype.triton})"
 
 
 def _number(value: Literal) -> str:

@@ -54,7 +54,7 @@ def _log1p(x):
     return tl.where(tl.abs(x) < 0.015625, near, libdevice.fast_logf(1.0 + x))
 """
 
-_NDTR = '''
+_NDTR = """
 @triton.jit
 def _ndtr(x):
     # A logistic curve with a polynomial for its slope: good to 7e-5 of the value where |x| < 4, and
@@ -67,7 +67,7 @@ def _ndtr(x):
     power = tl.fma(power, square, -0.10512077063322067)
     power = tl.fma(power, square, -2.3020436763763428)
     return 1.0 / (1.0 + tl.exp2(x * power))
-'''
+"""
 
 _DIVIDE = """
 @triton.jit
@@ -158,7 +158,7 @@ def _pow_int(a, b):
 _F8E5M2 = """
 @triton.jit
 def _f8e5m2(x):
-    # Bit by bit: a GPU's own conversion stops at the largest number, where PyTorch goes to infinity.
+    # Bit by bit: a GPU's own conversion stops at the largest number, PyTorch's at infinity.
     x = x.to(tl.float32)
     size = tl.abs(x)
     bits = size.to(tl.int32, bitcast=True)
@@ -187,6 +187,8 @@ HELPERS: dict[str, str] = {
     "_pow_int": _POW_INT,
     "_f8e5m2": _F8E5M2,
 }
+# These ask their operands for a type or a shape, which a Python number has not.
+TYPED = frozenset(name for name, text in HELPERS.items() if "tl.broadcast(" in text)
 _CALL = re.compile(r"\b_[a-z0-9_]+\b")
 
 

@@ -46,7 +46,21 @@ def _layout(prefix: str, text: str, suffix: str, indent: int) -> list[str]:
     head, inner, tail = text[: start + 1], text[start + 1 : end], text[end:]
     if not inner:
         return [prefix + text + suffix]
+    if start == 0 or not (text[start - 1].isalnum() or text[start - 1] in "_" + _CLOSE):
+        return [prefix + head, *_grouped(inner, indent + _INDENT), tail + suffix]
     return [prefix + head, *_arguments(inner, indent + _INDENT), tail + suffix]
+
+
+def _grouped(inner: str, indent: int) -> list[str]:
+    """What stands in parentheses that are no call's: a comma there would make a tuple."""
+    pieces = _operands(inner)
+    if indent + len(inner) <= WIDTH:
+        lines = [inner]
+    elif len(pieces) > 1:
+        lines = _narrowed(pieces, WIDTH - indent)
+    else:
+        lines = _layout("", inner, "", indent)
+    return [" " * _INDENT + line for line in lines]
 
 
 def _broken_sum(prefix: str, text: str, pieces: list[str], suffix: str, indent: int) -> list[str]:

@@ -39,7 +39,8 @@ class Writer:
     @contextmanager
     def block(self, opening: str, closing: str | None = None) -> Iterator[None]:
         """Write ``opening``, indent, and afterwards write ``closing`` if there is one."""
-        self.line(opening)
+        if opening:
+            self.line(opening)
         self._depth += 1
         try:
             yield

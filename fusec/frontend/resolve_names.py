@@ -7,13 +7,14 @@ May import ``fusec.source``, ``fusec.errors``, ``fusec.ir`` and, of the frontend
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from fusec.errors import FusecError, UnknownNameError, UnsupportedError, did_you_mean
 from fusec.frontend import resolve_functions as functions
 from fusec.frontend import syntax
 from fusec.frontend.resolve_values import CONSTANTS
 from fusec.frontend.syntax import Assign, FunctionDef, Name, Program
+from fusec.ir.derived import DERIVED, Derived
 from fusec.source import Source, Span
 
 _RESERVED = frozenset(("def", "and", "or", "not", "if", "else"))
@@ -53,12 +54,30 @@ def is_all(node: syntax.Node) -> bool:
 
 
 def index_names(program: Program) -> frozenset[str]:
-    """Every name that occurs between the brackets of ``x[...]``."""
+    """Every name that stands in the brackets of ``x[...]``, here or in a function it goes to."""
+    known = {row.name: _positions(row) for rows in DERIVED.values() for row in rows}
+    for statement in program.statements:
+        if isinstance(statement, FunctionDef):
+            inside = _index_names(statement.body, known)
+            known[statement.name] = [p.name in inside for p in statement.parameters]
+    return frozenset(_index_names(program, known))
+
+
+def _positions(row: Derived) -> list[bool]:
+    """Which parameters of a composite are positions along an axis."""
+    return [f"[{parameter.name}]" in row.body for parameter in row.parameters]
+
+
+def _index_names(tree: syntax.Node, known: Mapping[str, Sequence[bool]]) -> set[str]:
     found: set[str] = set()
-    for node in syntax.walk(program):
+    for node in syntax.walk(tree):
         if isinstance(node, syntax.Index):
             found.update(n.name for n in syntax.walk(node.index) if isinstance(n, Name))
-    return frozenset(found)
+        elif isinstance(node, syntax.Call):
+            pairs = zip(node.arguments, known.get(node.function, ()), strict=False)
+            names = (a.name for a, position in pairs if position and isinstance(a, Name))
+            found.update(names)
+    return found
 
 
 def _free(program: Program) -> Iterator[Name]:

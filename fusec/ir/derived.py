@@ -184,7 +184,7 @@ _ROWS: tuple[Derived, ...] = (
     # Softmax and friends. An empty axis is no error here: its maximum meets no element.
     Derived("softmax", _AXIS, "exp(x) over its sum", """
         e = exp(x - max(x, axis=axis))
-        e / sum(e, axis=axis)""", "softmax"),
+        e * (1 / sum(e, axis=axis))""", "softmax"),
     Derived("log_softmax", _AXIS, "logarithm of softmax", """
         d = x - max(x, axis=axis)
         d - log(sum(exp(d), axis=axis))""", "log_softmax"),

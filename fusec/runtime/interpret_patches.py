@@ -80,9 +80,13 @@ def binary(self: Any, left: Any, right: Any, operation: Callable[..., Any]) -> A
     """An operation of two operands; narrow floats are computed in float32 and rounded."""
     kind = left.dtype.scalar
     if kind.name not in NARROW:
-        return _original_binary(self, left, right, operation)
+        result = _original_binary(self, left, right, operation)
+        # A comparison keeps the type of its operands here, and as a scalar would spread as one.
+        return Handle(result.data, tl.int1) if result.data.dtype == np.bool_ else result
     values = operation(decode(left.data, kind.name), decode(right.data, kind.name))
-    return Handle(values if values.dtype == np.bool_ else encode(values, kind.name), kind)
+    if values.dtype == np.bool_:
+        return Handle(values, tl.int1)
+    return Handle(encode(values, kind.name), kind)
 
 
 def _binary_method(operation: Callable[..., Any]) -> Callable[..., Any]:

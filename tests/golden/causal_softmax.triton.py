@@ -49,6 +49,7 @@ def causal_softmax_kernel(
     # reduce: row_sum
     t1 = libdevice.exp(t0 - row_max)
     row_sum = tl.sum(tl.where(col_mask, t1, 0.0), axis=1, keep_dims=True)
-    out = tl.div_rn(t1, row_sum)
+    t2 = tl.div_rn(1.0, row_sum)
+    out = t1 * t2
     # store
     tl.store(out_ptr + row_0 * out_row_stride_0 + row_1 * cols + col, out, mask=row_mask & col_mask)

@@ -24,18 +24,22 @@ extern "C" void log_softmax_kernel(
     });
     const float row_max = fusec::finish_max(row_max_lanes, fusec::LANES);
     // reduce: row_sum
-    double row_sum_lanes[fusec::LANES];
-    fusec::fill<double>(row_sum_lanes, 0.0);
+    float row_sum_lanes[fusec::LANES];
+    fusec::fill<float>(row_sum_lanes, 0.0f);
+    double row_sum_wide[fusec::LANES];
+    fusec::fill<double>(row_sum_wide, 0.0);
     fusec::sweep(cols, [&](int64_t start, int64_t count) __attribute__((always_inline)) {
       #pragma omp simd
       for (int64_t lane = 0; lane < count; ++lane) {
         const int64_t col = start + lane;
         const float logits = logits_ptr[row * cols + col];
         const float t0 = logits - row_max;
-        row_sum_lanes[lane] += static_cast<double>(fusec::exp(t0));
+        row_sum_lanes[lane] += fusec::exp(t0);
       }
+    }, [&] {
+      fusec::carry(row_sum_wide, row_sum_lanes);
     });
-    const float row_sum = static_cast<float>(fusec::finish_sum(row_sum_lanes, fusec::LANES));
+    const float row_sum = static_cast<float>(fusec::finish_sum(row_sum_wide, fusec::LANES));
     const float t1 = fusec::log(row_sum);
     // compute and store
     #pragma omp simd

@@ -31,17 +31,21 @@ extern "C" void log_softmax_cross_entropy_kernel(
     const float t0 =
         (static_cast<bool>((row_max == __builtin_inff()) | (row_max == -__builtin_inff())) ? 0.0f : row_max);
     // reduce: row_sum
-    double row_sum_lanes[fusec::LANES];
-    fusec::fill<double>(row_sum_lanes, 0.0);
+    float row_sum_lanes[fusec::LANES];
+    fusec::fill<float>(row_sum_lanes, 0.0f);
+    double row_sum_wide[fusec::LANES];
+    fusec::fill<double>(row_sum_wide, 0.0);
     fusec::sweep(cols, [&](int64_t start, int64_t count) __attribute__((always_inline)) {
       #pragma omp simd
       for (int64_t lane = 0; lane < count; ++lane) {
         const int64_t col = start + lane;
         const float logits = logits_ptr[row * cols + col];
-        row_sum_lanes[lane] += static_cast<double>(fusec::exp(logits - t0));
+        row_sum_lanes[lane] += fusec::exp(logits - t0);
       }
+    }, [&] {
+      fusec::carry(row_sum_wide, row_sum_lanes);
     });
-    const float row_sum = static_cast<float>(fusec::finish_sum(row_sum_lanes, fusec::LANES));
+    const float row_sum = static_cast<float>(fusec::finish_sum(row_sum_wide, fusec::LANES));
     const float out = fusec::log(row_sum) + t0 - logits_at;
     // store
     out_ptr[row] = out;

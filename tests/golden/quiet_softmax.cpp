@@ -38,8 +38,10 @@ extern "C" void quiet_softmax_kernel(
       const float top = fusec::maximum(row_max, 0.0f);
       const float nothing = fusec::exp(-top);
       // reduce: row_sum
-      double row_sum_lanes[fusec::LANES];
-      fusec::fill<double>(row_sum_lanes, 0.0);
+      float row_sum_lanes[fusec::LANES];
+      fusec::fill<float>(row_sum_lanes, 0.0f);
+      double row_sum_wide[fusec::LANES];
+      fusec::fill<double>(row_sum_wide, 0.0);
       fusec::sweep(cols, [&](int64_t start, int64_t count) __attribute__((always_inline)) {
         #pragma omp simd
         for (int64_t lane = 0; lane < count; ++lane) {
@@ -48,10 +50,12 @@ extern "C" void quiet_softmax_kernel(
           const float scaled = scores / temperature;
           const float e = fusec::exp(scaled - top);
           e_row.data[col] = e;
-          row_sum_lanes[lane] += static_cast<double>(e);
+          row_sum_lanes[lane] += e;
         }
+      }, [&] {
+        fusec::carry(row_sum_wide, row_sum_lanes);
       });
-      const float row_sum = static_cast<float>(fusec::finish_sum(row_sum_lanes, fusec::LANES));
+      const float row_sum = static_cast<float>(fusec::finish_sum(row_sum_wide, fusec::LANES));
       const float total = row_sum + nothing;
       // compute and store
       #pragma omp simd

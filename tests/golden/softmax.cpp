@@ -27,8 +27,10 @@ extern "C" void softmax_kernel(
       });
       const float row_max = fusec::finish_max(row_max_lanes, fusec::LANES);
       // reduce: row_sum
-      double row_sum_lanes[fusec::LANES];
-      fusec::fill<double>(row_sum_lanes, 0.0);
+      float row_sum_lanes[fusec::LANES];
+      fusec::fill<float>(row_sum_lanes, 0.0f);
+      double row_sum_wide[fusec::LANES];
+      fusec::fill<double>(row_sum_wide, 0.0);
       fusec::sweep(cols, [&](int64_t start, int64_t count) __attribute__((always_inline)) {
         #pragma omp simd
         for (int64_t lane = 0; lane < count; ++lane) {
@@ -36,15 +38,18 @@ extern "C" void softmax_kernel(
           const float x = fusec::load(x_ptr[row * cols + col]);
           const float t0 = fusec::exp(x - row_max);
           exp_row.data[col] = t0;
-          row_sum_lanes[lane] += static_cast<double>(t0);
+          row_sum_lanes[lane] += t0;
         }
+      }, [&] {
+        fusec::carry(row_sum_wide, row_sum_lanes);
       });
-      const float row_sum = static_cast<float>(fusec::finish_sum(row_sum_lanes, fusec::LANES));
+      const float row_sum = static_cast<float>(fusec::finish_sum(row_sum_wide, fusec::LANES));
+      const float t1 = 1.0f / row_sum;
       // compute and store
       #pragma omp simd
       for (int64_t col = 0; col < cols; ++col) {
         const float t0 = exp_row.data[col];
-        const float out = t0 / row_sum;
+        const float out = t0 * t1;
         out_ptr[row * cols + col] = fusec::store<fusec::bf16>(out);
       }
     }

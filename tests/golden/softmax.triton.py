@@ -23,6 +23,7 @@ def softmax_kernel(x_ptr, out_ptr, cols, BLOCK: tl.constexpr):
     # reduce: row_sum
     t0 = tl.exp(x - row_max)
     row_sum = tl.sum(t0, axis=0)
-    out = t0 / row_sum
+    t1 = 1.0 / row_sum
+    out = t0 * t1
     # store
     tl.store(out_ptr + row * cols + col, out)

@@ -24,6 +24,27 @@ FUSEC_INLINE void sweep(int64_t cols, const Body& body) {
   if (start < cols) body(start, cols - start);
 }
 
+// The same, with carry() after every 64 stretches and at the end: few enough additions that float
+// lanes stay as good as the pairwise sum of so many numbers.
+template <class Body, class Carry>
+FUSEC_INLINE void sweep(int64_t cols, const Body& body, const Carry& carry) {
+  for (int64_t block = 0; block < cols; block += 64 * LANES) {
+    const int64_t end = cols - block < 64 * LANES ? cols : block + 64 * LANES;
+    int64_t start = block;
+    for (; start + LANES <= end; start += LANES) body(start, LANES);
+    if (start < end) body(start, end - start);
+    carry();
+  }
+}
+
+// Empties lanes of running sums into wider ones.
+FUSEC_INLINE void carry(double* wide, float* lanes) {
+  for (int64_t lane = 0; lane < LANES; ++lane) {
+    wide[lane] += (double)lanes[lane];
+    lanes[lane] = 0.0f;
+  }
+}
+
 // The sum of the lanes over the number of elements, divided before it is narrowed.
 template <class T>
 FUSEC_INLINE T finish_mean(const T* lanes, int64_t width, int64_t count) {
