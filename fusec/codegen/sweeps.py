@@ -302,7 +302,8 @@ def _running_types(values: Values, node: Node, kind: DType) -> tuple[DType, DTyp
     """The type of a reduction's lanes, and the wider one they are carried into now and then."""
     if not values.job.target.wide_sums or kind is not F32 or node.op.name not in SUMS:
         return kind, kind
-    if values.job.config.lanes_along_rows or node.op.name == "prod":
+    # A mean has to stay finite where float32 lanes overflow, and a product cannot be carried.
+    if values.job.config.lanes_along_rows or node.op.name != "sum":
         return F64, F64
     return F32, F64
 

@@ -16,39 +16,31 @@ extern "C" void layer_norm_kernel(
   #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t row = 0; row < rows; ++row) {
     // reduce: mu (mean)
-    float mu_lanes[fusec::LANES];
-    fusec::fill<float>(mu_lanes, 0.0f);
-    double mu_wide[fusec::LANES];
-    fusec::fill<double>(mu_wide, 0.0);
+    double mu_lanes[fusec::LANES];
+    fusec::fill<double>(mu_lanes, 0.0);
     fusec::sweep(cols, [&](int64_t start, int64_t count) __attribute__((always_inline)) {
       #pragma omp simd
       for (int64_t lane = 0; lane < count; ++lane) {
         const int64_t col = start + lane;
         const float x = fusec::load(x_ptr[row * cols + col]);
-        mu_lanes[lane] += x;
+        mu_lanes[lane] += static_cast<double>(x);
       }
-    }, [&] {
-      fusec::carry(mu_wide, mu_lanes);
     });
-    const float mu = static_cast<float>(fusec::finish_mean(mu_wide, fusec::LANES, cols));
+    const float mu = static_cast<float>(fusec::finish_mean(mu_lanes, fusec::LANES, cols));
     // reduce: variance (mean)
-    float variance_lanes[fusec::LANES];
-    fusec::fill<float>(variance_lanes, 0.0f);
-    double variance_wide[fusec::LANES];
-    fusec::fill<double>(variance_wide, 0.0);
+    double variance_lanes[fusec::LANES];
+    fusec::fill<double>(variance_lanes, 0.0);
     fusec::sweep(cols, [&](int64_t start, int64_t count) __attribute__((always_inline)) {
       #pragma omp simd
       for (int64_t lane = 0; lane < count; ++lane) {
         const int64_t col = start + lane;
         const float x = fusec::load(x_ptr[row * cols + col]);
         const float t0 = x - mu;
-        variance_lanes[lane] += t0 * t0;
+        variance_lanes[lane] += static_cast<double>(t0 * t0);
       }
-    }, [&] {
-      fusec::carry(variance_wide, variance_lanes);
     });
     const float variance =
-        static_cast<float>(fusec::finish_mean(variance_wide, fusec::LANES, cols));
+        static_cast<float>(fusec::finish_mean(variance_lanes, fusec::LANES, cols));
     const float t1 = fusec::rsqrt(variance + 1e-5f);
     // compute and store
     #pragma omp simd

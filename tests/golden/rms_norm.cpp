@@ -16,10 +16,8 @@ extern "C" void rms_norm_kernel(
   #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t row = 0; row < rows; ++row) {
     // reduce: row_mean; write hidden
-    float row_mean_lanes[fusec::LANES];
-    fusec::fill<float>(row_mean_lanes, 0.0f);
-    double row_mean_wide[fusec::LANES];
-    fusec::fill<double>(row_mean_wide, 0.0);
+    double row_mean_lanes[fusec::LANES];
+    fusec::fill<double>(row_mean_lanes, 0.0);
     fusec::sweep(cols, [&](int64_t start, int64_t count) __attribute__((always_inline)) {
       #pragma omp simd
       for (int64_t lane = 0; lane < count; ++lane) {
@@ -27,14 +25,12 @@ extern "C" void rms_norm_kernel(
         const float x = fusec::load(x_ptr[row * cols + col]);
         const float residual = fusec::load(residual_ptr[row * cols + col]);
         const float hidden = x + residual;
-        row_mean_lanes[lane] += hidden * hidden;
+        row_mean_lanes[lane] += static_cast<double>(hidden * hidden);
         hidden_ptr[row * cols + col] = fusec::store<fusec::bf16>(hidden);
       }
-    }, [&] {
-      fusec::carry(row_mean_wide, row_mean_lanes);
     });
     const float row_mean =
-        static_cast<float>(fusec::finish_mean(row_mean_wide, fusec::LANES, cols));
+        static_cast<float>(fusec::finish_mean(row_mean_lanes, fusec::LANES, cols));
     const float t0 = fusec::rsqrt(row_mean + 1e-6f);
     // compute and store
     #pragma omp simd
