@@ -28,6 +28,7 @@ class Settings:
     cxxflags: tuple[str, ...] = ()  # FUSEC_CXXFLAGS: appended to the compiler's command line
     num_threads: int | None = None  # FUSEC_NUM_THREADS: threads of a CPU kernel
     no_cache: bool = False  # FUSEC_NO_CACHE: build everything again in this process
+    no_pool: bool = False  # FUSEC_NO_POOL: give the memory of CPU results back at once
     dump: Path | None = None  # FUSEC_DUMP: directory that receives the stages of each compilation
     tool_environment: tuple[tuple[str, str], ...] = ()  # foreign variables, for cache keys only
 
@@ -40,7 +41,8 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         cxx=_compilers(environment),
         cxxflags=tuple(shlex.split(environment.get("FUSEC_CXXFLAGS", ""))),
         num_threads=_integer(environment, "FUSEC_NUM_THREADS", 1, 65536),
-        no_cache=environment.get("FUSEC_NO_CACHE", "").strip().lower() not in _FALSE_WORDS,
+        no_cache=_flag(environment, "FUSEC_NO_CACHE"),
+        no_pool=_flag(environment, "FUSEC_NO_POOL"),
         dump=_path(environment, "FUSEC_DUMP"),
         tool_environment=tuple(
             sorted(pair for pair in environment.items() if pair[0].startswith(_TOOL_PREFIXES))
@@ -75,6 +77,10 @@ def override(**changes: object) -> Iterator[Settings]:
 def child_environment(**changes: str) -> dict[str, str]:
     """A copy of this process's environment with `changes`, to start a helper process with."""
     return {**os.environ, **changes}
+
+
+def _flag(environment: Mapping[str, str], name: str) -> bool:
+    return environment.get(name, "").strip().lower() not in _FALSE_WORDS
 
 
 def _path(environment: Mapping[str, str], name: str) -> Path | None:

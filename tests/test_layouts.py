@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import fusec
-from fusec.errors import FusecError, ShapeError
+from fusec.errors import FusecError, ShapeError, UnsupportedError
 from tests.oracle import CPP, INTERPRETER, Backend, dtype_of, on_every_backend, same
 
 
@@ -286,3 +286,20 @@ def test_strides_that_reach_beyond_32_bits(backend: Backend) -> None:
     more, total = function(x)
     same(more.cpu(), torch.tensor([[2] * 64, [3] * 64], dtype=torch.uint8))
     same(total.cpu(), torch.tensor([64, 128]))
+
+
+@on_every_backend
+def test_a_view_that_pytorch_negates_when_it_reads_it(backend: Backend) -> None:
+    x = torch.tensor([1 + 2j, 3 - 4j], device=backend.device).conj().imag
+    assert x.is_neg()
+    function = fusec.compile("x + 1", backend=backend.name)
+    same(function(x).cpu(), torch.tensor([-1.0, 5.0]))
+    function(torch.ones(2, device=backend.device), out=x)
+    same(x.cpu().resolve_neg(), torch.tensor([2.0, 2.0]))
+    same(function.bind(x)().cpu(), torch.tensor([3.0, 3.0]))
+
+
+def test_tensors_without_memory_of_their_own_are_refused() -> None:
+    function = fusec.compile("x + 1")
+    with pytest.raises(UnsupportedError, match="vmap"):
+        torch.func.vmap(function)(torch.ones(2, 3))

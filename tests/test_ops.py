@@ -431,3 +431,21 @@ def test_other_numerics_stay_close(backend: Backend, numerics: str) -> None:
         assert_close(
             actual, right, 4 if numerics == "precise" else 32, absolute=2e-6, what=numerics
         )
+
+
+@on_every_backend
+def test_literals_as_operands_of_functions_with_a_body(backend: Backend) -> None:
+    x = torch.tensor([0.5, -1.5, 3.0])
+    i = torch.tensor([3, -2, 5], dtype=torch.int32)
+    results = backend.run("x // 2.5, 2 % x, 7 // x, x % 2, 7 % i, i // 2, 2 ^ abs(i)", x, i)
+    expected = [x // 2.5, 2 % x, 7 // x, x % 2, 7 % i, i // 2, 2 ** i.abs()]
+    for actual, right in zip(results, expected, strict=True):
+        same(actual, right)
+
+
+@on_every_backend
+def test_truth_of_one_value_beside_many(backend: Backend) -> None:
+    one, many = torch.tensor([0.0]), torch.tensor([0.0, 2.0, -1.0])
+    either, both = backend.run("one or many, one < 1 and many > 0", one, many)
+    same(either, many != 0)
+    same(both, many > 0)

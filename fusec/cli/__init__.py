@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
+import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
@@ -22,6 +23,12 @@ USAGE, INTERNAL, INTERRUPTED, BROKEN_PIPE = 2, 70, 130, 141
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (``sys.argv`` without ``arguments``) and return its exit code."""
+    with warnings.catch_warnings():
+        warnings.showwarning = _show_warning
+        return _guarded(arguments)
+
+
+def _guarded(arguments: Sequence[str] | None) -> int:
     try:
         code = _run(arguments)
         sys.stdout.flush()
@@ -39,6 +46,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         _close_stdout()
         return BROKEN_PIPE
     except Exception as error:  # the last line of defence: no traceback reaches a user unasked
+        if _out_of_memory(error):
+            _complain("error: not enough memory\nhint: smaller inputs, as in -i x=1024x1024")
+            return USAGE
         return _internal(error)
     return code
 
@@ -123,6 +133,19 @@ def _command_hint(message: str, context: object) -> str | None:
     commands: dict[str, object] = getattr(getattr(context, "command", None), "commands", {})
     quoted = message.split("'")
     return did_you_mean(quoted[1], commands) if commands and len(quoted) > 2 else None
+
+
+def _show_warning(message: Warning | str, *_: object, **__: object) -> None:
+    """A warning without the line of code that gave it."""
+    _complain(f"warning: {message}")
+
+
+def _out_of_memory(error: Exception) -> bool:
+    """Whether PyTorch found no room for a tensor; on the CPU that is a plain RuntimeError."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return True
+    signs = ("can't allocate memory", "Storage size calculation overflowed")
+    return isinstance(error, RuntimeError) and any(sign in str(error) for sign in signs)
 
 
 def _complain(text: str) -> None:

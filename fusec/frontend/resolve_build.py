@@ -138,6 +138,12 @@ class Builder:
             return value
         return self.like(value, make("cast", (node,), TensorType(F32, node.shape)))
 
+    def floating(self, value: Value) -> Value:
+        """``value``, integers and bools as float32; a number keeps giving way to tensors."""
+        if not isinstance(value, Tensor) or value.node.dtype.is_float:
+            return value
+        return self.like(value, self.convert(value, F64 if value.priority == 2 else F32))
+
     def like(self, value: Tensor, node: Node) -> Tensor:
         """``node`` with the axes and the priority of ``value``; notes where it stands."""
         self.place.note(node)

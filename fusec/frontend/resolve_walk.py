@@ -320,6 +320,8 @@ class Walker:
     ) -> None:
         if row.floats_only:
             self.reducer.refuse_integers(name, arguments["x"])
+        if row.widens:
+            arguments = {k: self.builder.floating(v) for k, v in arguments.items()}
         unbiased = arguments.pop("unbiased", Literal(True))
         if not (isinstance(unbiased, Literal) and unbiased.value in (0, 1)):
             raise self.place.error(DTypeError, "unbiased must be true or false")

@@ -31,7 +31,8 @@ class Derived:
 
     ``torch`` names the reference, in ``torch`` or, as ``F.name``, in ``torch.nn.functional``.
     ``reduction``: the axis is reduced away and ``keepdim=`` is understood. ``floats_only``: refuses
-    integers, as PyTorch does. ``nonempty``: an axis of length 0 is an error.
+    integers, as PyTorch does. ``widens``: integers become float32 before the body sees them, which
+    would leave their range. ``nonempty``: an axis of length 0 is an error.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Derived:
     torch: str | None = None
     reduction: bool = False
     floats_only: bool = False
+    widens: bool = False
     nonempty: bool = False
 
     @cached_property
@@ -75,9 +77,9 @@ _SPREAD = "x, *, axis=-1, correction=1"  # var and std: the divisor is n - corre
 
 _ROWS: tuple[Derived, ...] = (
     # Activations.
-    Derived("sigmoid", "x", "logistic function", "1 / (1 + exp(-x))", "sigmoid"),
-    Derived("silu", "x", "x times its sigmoid", "x / (1 + exp(-x))", "F.silu"),
-    Derived("swish", "x", "silu by its other name", "x / (1 + exp(-x))", "F.silu"),
+    Derived("sigmoid", "x", "logistic function", "1 / (1 + exp(-x))", "sigmoid", widens=True),
+    Derived("silu", "x", "x times its sigmoid", "x / (1 + exp(-x))", "F.silu", widens=True),
+    Derived("swish", "x", "silu by its other name", "x / (1 + exp(-x))", "F.silu", widens=True),
     Derived("gelu", "x", "Gaussian error linear unit, by erf",
             "0.5 * x * (1 + erf(x * 0.7071067811865476))", "F.gelu"),
     Derived("gelu_tanh", "x", "gelu in its tanh approximation",
@@ -101,9 +103,9 @@ _ROWS: tuple[Derived, ...] = (
     Derived("mish", "x", "x tanh(softplus(x))", "x * tanh(softplus(x))", "F.mish"),
     Derived("hardtanh", "x, lo=-1, hi=1", "x within lo and hi", "clamp(x, lo, hi)", "F.hardtanh"),
     Derived("hardsigmoid", "x", "sigmoid in straight lines",
-            "clamp(x + 3, 0, 6) / 6", "F.hardsigmoid"),
+            "clamp(x + 3, 0, 6) / 6", "F.hardsigmoid", widens=True),
     Derived("hardswish", "x", "silu in straight lines",
-            "x * clamp(x + 3, 0, 6) / 6", "F.hardswish"),
+            "x * clamp(x + 3, 0, 6) / 6", "F.hardswish", widens=True),
     Derived("softsign", "x", "x / (1 + abs(x))", "x / (1 + abs(x))", "F.softsign"),
     Derived("tanhshrink", "x", "x - tanh(x)", "x - tanh(x)", "F.tanhshrink"),
     # x * 0 and not 0 within the limits: NaN stays NaN.
@@ -112,8 +114,8 @@ _ROWS: tuple[Derived, ...] = (
     Derived("hardshrink", "x, lambd=0.5", "x, but 0 within lambd of 0",
             "where(x >= -lambd and x <= lambd, cast_like(0, x), x)", "F.hardshrink"),
     Derived("logsigmoid", "x", "logarithm of sigmoid",
-            "minimum(x, 0) - log1p(exp(-abs(x)))", "F.logsigmoid"),
-    Derived("logit", "x", "inverse of sigmoid", "log(x / (1 - x))", "logit"),
+            "minimum(x, 0) - log1p(exp(-abs(x)))", "F.logsigmoid", widens=True),
+    Derived("logit", "x", "inverse of sigmoid", "log(x / (1 - x))", "logit", widens=True),
     Derived("swiglu", "a, b", "silu(a) b", "silu(a) * b"),
     Derived("geglu", "a, b", "gelu(a) b", "gelu(a) * b"),
     # Elementwise helpers.
@@ -131,7 +133,8 @@ _ROWS: tuple[Derived, ...] = (
     Derived("clamp_min", "x, lo", "x, at least lo", "maximum(x, lo)", "clamp_min"),
     Derived("clamp_max", "x, hi", "x, at most hi", "minimum(x, hi)", "clamp_max"),
     Derived("lerp", "a, b, w", "a at w = 0, b at w = 1, straight between",
-            "d = b - a; where(abs(w) < 0.5, a + w * d, b - d * (1 - w))", "lerp"),
+            "d = b - a; where(abs(w) < 0.5, a + w * d, b - d * (1 - w))", "lerp",
+            widens=True),
     Derived("hypot", "a, b", "sqrt(a^2 + b^2) without overflow; inf where either is infinite", """
         big = maximum(abs(a), abs(b))
         ratio = minimum(abs(a), abs(b)) / big
@@ -142,7 +145,8 @@ _ROWS: tuple[Derived, ...] = (
     Derived("xlogy", "a, b", "a log(b); 0 where a is 0 and b is not NaN",
             "where(b != b, nan, where(a == 0, 0, a * log(b)))", "xlogy"),
     Derived("logaddexp", "a, b", "log(exp(a) + exp(b)) without overflow",
-            "where(a == b and isinf(a), a, maximum(a, b) + log1p(exp(-abs(a - b))))", "logaddexp"),
+            "where(a == b and isinf(a), a, maximum(a, b) + log1p(exp(-abs(a - b))))", "logaddexp",
+            widens=True),
     Derived("heaviside", "x, h", "0 below 0, 1 above, h at 0; 0 for NaN",
             "where(x == 0, h, cast_like(x > 0, x))", "heaviside"),
     # Reductions. Empty axes: `any` is false and `all` true, as the identities of these types say.
@@ -172,7 +176,7 @@ _ROWS: tuple[Derived, ...] = (
     Derived("logsumexp", _AXIS, "log of the sum of exp, by the maximum; -inf for a row of -inf", """
         m = max(x, axis=axis)
         safe = where(isinf(m), 0, m)
-        log(sum(exp(x - safe), axis=axis)) + safe""", "logsumexp", reduction=True),
+        log(sum(exp(x - safe), axis=axis)) + safe""", "logsumexp", reduction=True, widens=True),
     Derived("norm_1", _AXIS, "sum of absolute values", "sum(abs(x), axis=axis)",
             reduction=True, floats_only=True),
     Derived("norm_2", _AXIS, "square root of the sum of squares", "sqrt(sum(x * x, axis=axis))",
@@ -184,17 +188,17 @@ _ROWS: tuple[Derived, ...] = (
     # Softmax and friends. An empty axis is no error here: its maximum meets no element.
     Derived("softmax", _AXIS, "exp(x) over its sum", """
         e = exp(x - max(x, axis=axis))
-        e * (1 / sum(e, axis=axis))""", "softmax"),
+        e * (1 / sum(e, axis=axis))""", "softmax", widens=True),
     Derived("log_softmax", _AXIS, "logarithm of softmax", """
         d = x - max(x, axis=axis)
-        d - log(sum(exp(d), axis=axis))""", "log_softmax"),
+        d - log(sum(exp(d), axis=axis))""", "log_softmax", widens=True),
     Derived("cross_entropy", "x, t", "minus the log-probability of class t; x are logits",
             "logsumexp(x) - x[t]"),
     Derived("entropy", _AXIS, "entropy of softmax(x)", """
         d = x - max(x, axis=axis)
         e = exp(d)
         s = sum(e, axis=axis)
-        log(s) - sum(where(e == 0, 0, e * d), axis=axis) / s""", reduction=True),
+        log(s) - sum(where(e == 0, 0, e * d), axis=axis) / s""", reduction=True, widens=True),
     # Norms.
     Derived("rms_norm", "x, *, axis=-1, eps=1e-6", "x over its root mean square",
             "x * rsqrt(mean(x * x, axis=axis) + eps)", floats_only=True),

@@ -57,6 +57,8 @@ class Call:
                     key.append(type(value))
                     continue
                 value = values[position] = self._as_tensor(position, value)
+            elif value.is_neg():  # PyTorch negates such a view when it reads it
+                value = values[position] = value.resolve_neg()
             key.append(self._key_of(position, value))
             if device is None or (value.device != device and value.dim()):
                 device = value.device
@@ -76,7 +78,15 @@ class Call:
             self._refuse_gradient(position)
         if value.layout is not _strided():
             self._refuse_layout(position, value)
-        return value.dtype, value.shape, value.stride(), value.device, value.data_ptr() & 15
+        try:
+            return value.dtype, value.shape, value.stride(), value.device, value.data_ptr() & 15
+        except RuntimeError:  # PyTorch's own explanation is of its internals
+            raise self._error(
+                UnsupportedError,
+                position,
+                "has no memory of its own: it is nested, or inside torch.func.vmap",
+                "call it outside, on plain tensors",
+            ) from None
 
     # -- inputs -----------------------------------------------------------------------------------
 
@@ -217,7 +227,8 @@ class Call:
     def _take_outputs(self, out: Any) -> list[object]:
         """Accept the caller's output tensors; what of them belongs to the key of a call."""
         self.outs = self._outputs(out)
-        self.direct = not _share_memory(self.values, self.outs)
+        plain = not any(o.is_neg() for o in self.outs)
+        self.direct = plain and not _share_memory(self.values, self.outs)
         return [
             self.direct,
             *((o.dtype, o.shape, o.stride(), o.data_ptr() & 15) for o in self.outs),

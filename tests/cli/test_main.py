@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -182,3 +183,31 @@ def test_ops_lists_every_operator(run: Run) -> None:
     assert "`a \\| b`" in text
     assert "logsumexp" not in text  # a composite, not an operator
     assert "tanh(a)" in run("ops").out
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        MemoryError(),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 4 bytes"),
+        type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory"),
+    ],
+)
+def test_inputs_that_do_not_fit_are_no_bug(
+    run: Run, compiling: Callable[[object], None], error: Exception
+) -> None:
+    compiling(error)
+    done = run("show", "x + y")
+    assert done.code == 2
+    assert done.err.splitlines()[0] == "error: not enough memory"
+
+
+def test_a_warning_shows_no_code(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def warn(source: str, **options: object) -> StandIn:
+        warnings.simplefilter("always")
+        warnings.warn("the cache is full", UserWarning, stacklevel=1)
+        return StandIn(source)
+
+    monkeypatch.setattr(api, "compile", warn)
+    done = run("show", "x + y")
+    assert (done.code, done.err) == (0, "warning: the cache is full\n")

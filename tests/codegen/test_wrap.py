@@ -35,6 +35,7 @@ PROGRAMS = [
     ("cross_entropy(x, t)", [empty(64, 50257), empty(64, dtype=torch.int64)]),
     ("x * size(-1) + size(-2) / size(-1)", [empty(2, 3, 4)]),
     ("normalize(x) + softplus(x) + f8e4m3(x)", [empty(3, 64, 64)]),
+    ("all(u8(fmod(x, x) < maximum(x, y)))", [empty(64)] * 2),
 ]
 
 
@@ -65,3 +66,10 @@ def test_formatting_changes_nothing(tmp_path: Path) -> None:
 )
 def test_wrap(statement: str, lines: list[str]) -> None:
     assert wrap(statement, 0) == lines
+
+
+def test_a_broken_group_is_no_tuple() -> None:
+    long = f"{'a' * 40} < {'b' * 70}"
+    lines = wrap(f"x = ({long} != 0).to(tl.uint8)", 0)
+    assert lines == ["x = (", f"    {'a' * 40}", f"    < {'b' * 70}", "    != 0", ").to(tl.uint8)"]
+    assert wrap(f"x = (f({'a' * 90})).to(tl.uint8)", 0)[-1] == ").to(tl.uint8)"

@@ -211,3 +211,17 @@ def test_signatures() -> None:
     assert [p.name for p in parameters] == ["x", "w", "lo", "axis", "eps"]
     assert [p.default for p in parameters] == [None, None, -1, -1, 1e-5]
     assert [p.keyword_only for p in parameters] == [False, False, False, True, True]
+
+
+@pytest.mark.parametrize("dtype", [torch.uint8, torch.int8, torch.bool], ids=str)
+@pytest.mark.parametrize("name", [row.name for row in rows() if row.widens])
+def test_integers_do_not_leave_their_range(name: str, dtype: torch.dtype) -> None:
+    x = torch.tensor([[-128, -100, 0, 1, 3, 100, 127]]).to(dtype)
+    count = sum(p.default is None and not p.keyword_only for p in DERIVED[name][0].parameters)
+    names = ["a", "b", "c"][:count]
+    given = dict(zip(names, (x, x.flip(-1), x.roll(1, -1)), strict=False))
+    formula = f"{name}({', '.join(names)})"
+    result = run(formula, **given)
+    assert result.dtype == torch.float32
+    expected = run(formula, **{k: v.float() for k, v in given.items()})
+    torch.testing.assert_close(result, expected, equal_nan=True)
