@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import ast
+from pathlib import Path
 
 import pytest
 import torch
 
 import fusec
+from fusec import settings
 from fusec.errors import DTypeError, UnknownNameError, UnsupportedError
 
 TEXT = "softmax(x * 0.5) + b"
@@ -158,3 +160,17 @@ def test_a_formula_cannot_break_out_of_its_comment() -> None:
     function = fusec.compile('x + 1 # """ \\ */ ??/')
     ast.parse(function.show("triton"))
     assert torch.equal(fusec.compile('x + 1 # """ \\ */ ??/')(torch.ones(2)), torch.full((2,), 2.0))
+
+
+def test_debug_and_dump_show_what_was_built(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with settings.override(debug=4, dump=tmp_path):
+        fusec.compile("softmax(x) * 7", name="seven")(torch.randn(3, 50))
+    shown = capsys.readouterr().err
+    assert "seven_kernel.cpp built in" in shown
+    assert "row reduction" in shown
+    (directory,) = tmp_path.iterdir()
+    source = (directory / "seven_kernel.cpp").read_text()
+    assert source in shown
+    assert (directory / "00-resolved.ir").exists()

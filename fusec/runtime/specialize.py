@@ -28,6 +28,7 @@ from fusec.ir.dtypes import DType
 from fusec.ir.graph import InputSpec, Output
 from fusec.ir.node import Dim, Shape
 from fusec.passes.fuse import Plan, Region, plan
+from fusec.passes.pipeline import dump_directory
 from fusec.passes.pipeline import run as run_passes
 from fusec.runtime.build_triton import TritonProgram
 
@@ -106,6 +107,7 @@ class Specialization:
     plan: Plan
     equal: tuple[tuple[Dim, Dim], ...]
     regions: tuple[tuple[Region, tuple[Operand, ...]], ...]
+    dump: Path | None = None  # where FUSEC_DUMP wants the sources of this program
     built: dict[tuple[object, ...], Any] = field(default_factory=dict)
     variants: list[Variant] = field(default_factory=list)
 
@@ -162,7 +164,9 @@ def specialize(formula: Formula, arguments: Sequence[Argument]) -> Specializatio
         for region in made.regions:
             sys.stderr.write(f"{region.name}: {region.kind}, {region.reason}\n")
     regions = tuple((region, operands(region)) for region in made.regions)
-    return Specialization(formula, specs, made, resolved.equal, regions)
+    return Specialization(
+        formula, specs, made, resolved.equal, regions, dump_directory(resolved.graph)
+    )
 
 
 @dataclass(frozen=True, slots=True)

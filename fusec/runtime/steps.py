@@ -186,13 +186,14 @@ def _cpp_function(special: Specialization, kernel: Kernel, key: tuple[object, ..
 
     def make() -> Any:
         started = time.perf_counter()
-        library = build_cpp(print_cpp(kernel), INCLUDE)
+        source = print_cpp(kernel)
+        library = build_cpp(source, INCLUDE)
         function = library[kernel.name]
         function.restype = None
         function.argtypes = [_ctype(kind) for _, kind in parameters(kernel)]
         why = f"layout {_layout_text(kernel)}"
         _note_variant(special, kernel, "cpp", _describe(special, kernel), why)
-        _report(kernel.name, "cpp", time.perf_counter() - started)
+        _report(special, f"{kernel.name}.cpp", source, time.perf_counter() - started)
         return function
 
     return _once.get(special.built, (*key, "function"), make)
@@ -212,9 +213,15 @@ def _ctype(kind: str) -> Any:
     return _CTYPES[kind]
 
 
-def _report(name: str, backend: str, seconds: float) -> None:
+def _report(special: Specialization, name: str, source: str, seconds: float) -> None:
+    """What FUSEC_DEBUG and FUSEC_DUMP ask to see of a build."""
     if settings.get().debug >= 1:
-        sys.stderr.write(f"fusec: {name} built for {backend} in {seconds * 1e3:.0f} ms\n")
+        sys.stderr.write(f"fusec: {name} built in {seconds * 1e3:.0f} ms\n")
+    if settings.get().debug >= 4:
+        sys.stderr.write(source)
+    if special.dump is not None:
+        special.dump.mkdir(parents=True, exist_ok=True)
+        (special.dump / name).write_text(source, encoding="utf-8")
 
 
 def _triton_function(
@@ -257,7 +264,9 @@ def _triton_function(
         _note_variant(
             special, kernel, "triton", _describe(special, kernel), why + f"multiples of 16: {even}"
         )
-        _report(kernel.name, "triton", time.perf_counter() - started)
+        _report(special, f"{kernel.name}.py", program.source, time.perf_counter() - started)
+        if settings.get().debug >= 5:
+            sys.stderr.write(str(binary.stages["ptx"]))
         return function.prepare(program.parameter_types(), binary.num_threads)
 
     launch = _once.get(
