@@ -5,6 +5,7 @@ milliseconds and brings in neither torch, triton, sympy, numpy, lark nor rich. M
 ``fusec.api`` and everything below it, but only lazily.
 """
 
+import gc
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -46,7 +47,14 @@ if not TYPE_CHECKING:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         home = "fusec.errors" if name.endswith("Error") else "fusec.api"
-        value = getattr(import_module(home), name)
+        # A collection in between would walk all that torch has allocated, longer than the import.
+        collecting = gc.isenabled()
+        gc.disable()
+        try:
+            value = getattr(import_module(home), name)
+        finally:
+            if collecting:
+                gc.enable()
         globals()[name] = value
         return value
 

@@ -23,9 +23,8 @@ from lark.lexer import Lexer
 from lark.parsers.lalr_analysis import Shift
 
 from fusec.errors import ParseError
-from fusec.frontend import checks, mistakes, syntax
+from fusec.frontend import checks, syntax
 from fusec.frontend.checks import Line
-from fusec.frontend.failure import Failure
 from fusec.frontend.syntax import Expression, Program
 from fusec.frontend.tokens import Scanner
 from fusec.source import Source, Span
@@ -226,6 +225,10 @@ def _mistake(source: Source, tokens: Sequence[Token], position: int) -> ParseErr
         for kind in tables[state.position]
         if kind.isupper() and _accepts(tables, state.state_stack, kind)
     )
+    # Only a formula that is wrong needs the tables of mistakes.
+    from fusec.frontend import mistakes
+    from fusec.frontend.failure import Failure
+
     return mistakes.explain(Failure(source, tokens, position, accepted))
 
 

@@ -21,7 +21,6 @@ from fusec.runtime.specialize import (
     kernel_of,
     lay_out,
     parts_of,
-    triton_program,
 )
 
 if TYPE_CHECKING:
@@ -71,6 +70,7 @@ class View:
     def binaries(self, target: Target) -> list[TritonBinary]:
         """Every region compiled by Triton for ``target``, as if all addresses were aligned."""
         from fusec.runtime.build_triton import compile_triton
+        from fusec.runtime.program import triton_program
 
         found = []
         for laid, kernel in self.kernels("triton", target.backend == "hip"):

@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Any
 
 from fusec import settings
 from fusec.codegen import schedule
-from fusec.codegen.cpp import print_cpp
 from fusec.codegen.kernel import Config, Form, Kernel
 from fusec.codegen.layout import Arrangement, Operand, arrange, operands
 from fusec.codegen.lower import CPP, TRITON, Job, lower, sweeps_of
-from fusec.codegen.triton import constants, print_triton
 from fusec.errors import InternalError
 from fusec.frontend.resolve import resolve
 from fusec.ir.dtypes import DType
@@ -30,18 +28,12 @@ from fusec.ir.node import Dim, Shape
 from fusec.passes.fuse import Plan, Region, plan
 from fusec.passes.pipeline import dump_directory
 from fusec.passes.pipeline import run as run_passes
-from fusec.runtime.build_triton import TritonProgram
 
 if TYPE_CHECKING:
     from fusec.frontend.syntax import Program
     from fusec.source import Source
 
 INCLUDE = Path(__file__).parent.parent / "codegen" / "include"
-TRITON_TYPES = {
-    "f64": "fp64", "f32": "fp32", "f16": "fp16", "bf16": "bf16", "f8e4m3": "fp8e4nv",
-    "f8e5m2": "fp8e5",
-    "i64": "i64", "i32": "i32", "i16": "i16", "i8": "i8", "u8": "u8", "bool": "i1",
-}  # fmt: skip
 
 
 @dataclass(slots=True)
@@ -280,47 +272,6 @@ def kernel_of(
             "precise" if plain else special.formula.numerics,
             part,
         )
-    )
-
-
-def source_of(kernel: Kernel, backend: str) -> str:
-    """The source text of a kernel in the language of ``backend``."""
-    return print_cpp(kernel) if backend == "cpp" else print_triton(kernel)
-
-
-def triton_program(
-    kernel: Kernel, sizes: Sequence[int], aligned: frozenset[str], numerics: str
-) -> TritonProgram:
-    """The printed kernel with all that Triton's compiler has to know.
-
-    ``aligned``: pointers that are 16-byte aligned.
-    """
-    index = "i64" if kernel.config.wide_index else "i32"
-    signature = [(p.name, f"*{TRITON_TYPES[p.storage.name]}") for p in kernel.pointers]
-    signature += [(n.name, TRITON_TYPES[n.dtype.name]) for n in kernel.numbers]
-    signature += [(s.name, index) for s in kernel.sizes]
-    fixed = constants(kernel)
-    signature += [(name, "constexpr") for name in fixed]
-    return TritonProgram(
-        source=print_triton(kernel),
-        entry=kernel.name,
-        signature=tuple(signature),
-        constants=tuple(fixed.items()),
-        divisible_by_16=aligned | divisible(kernel, sizes, 16),
-        divisible_by_8=divisible(kernel, sizes, 8) - divisible(kernel, sizes, 16),
-        num_warps=kernel.config.warps,
-        num_stages=kernel.config.stages,
-        fp_fusion=numerics == "fast",
-    )
-
-
-def divisible(kernel: Kernel, sizes: Sequence[int], factor: int) -> frozenset[str]:
-    """Size parameters that are multiples of ``factor``, where knowing so lets loads be wide."""
-    along_rows = kernel.form is not Form.ROWS or kernel.config.lanes_along_rows
-    return frozenset(
-        s.name
-        for s, value in zip(kernel.sizes, sizes, strict=True)
-        if value % factor == 0 and (along_rows or s.name != "rows")
     )
 
 

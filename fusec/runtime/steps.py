@@ -28,7 +28,6 @@ from fusec.runtime.specialize import (
     grid_of,
     kernel_of,
     parts_of,
-    triton_program,
 )
 
 if TYPE_CHECKING:
@@ -233,6 +232,8 @@ def _triton_function(
     grid: tuple[int, int, int],
     device: torch.device,
 ) -> Callable[[list[Any]], None]:
+    from fusec.runtime.program import triton_program
+
     program = triton_program(kernel, sizes, aligned, special.formula.numerics)
     if device.type == "cpu":
         from fusec.runtime.interpret import run_interpreted
