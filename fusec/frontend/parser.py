@@ -1,54 +1,30 @@
 """Text to syntax tree. Every error is a ParseError.
 
-Lark's LALR automaton calls the Builder while it parses, so that no tree is walked and no depth
-recursed; the Builder only makes nodes and never raises. What the grammar does not say is checked
-afterwards, by checks.py; what a failed parse means is told by mistakes.py. May import
-``fusec.source``, ``fusec.errors``, ``lark`` and, of the frontend, ``syntax``, ``tokens``,
-``failure``, ``mistakes`` and ``checks``.
+A tree that was made before is taken from the store, if the layers above gave one: then neither Lark
+nor its tables are loaded. May import ``fusec.source``, ``fusec.version`` and, of the frontend,
+``syntax`` and ``automaton``.
 """
 
 from __future__ import annotations
 
-import io
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Mapping
 from functools import cache
-from importlib.resources import files
-from typing import Any, Protocol, TypeAlias
+from pathlib import Path
+from typing import Protocol
 
-from lark import Lark, Token, UnexpectedToken
-from lark import __version__ as lark_version
-from lark.lexer import Lexer
-from lark.parsers.lalr_analysis import Shift
+from fusec.frontend.syntax import Program
+from fusec.source import Source
+from fusec.version import __version__
 
-from fusec.errors import ParseError
-from fusec.frontend import checks, syntax
-from fusec.frontend.checks import Line
-from fusec.frontend.syntax import Expression, Program
-from fusec.frontend.tokens import Scanner
-from fusec.source import Source, Span
-
-# What the automaton hands to the Builder.
-_Child: TypeAlias = Token | Expression | syntax.Keyword
-
-
-def parse(source: Source) -> Program:
-    """The syntax tree of a formula, in time linear in its length; raises ParseError."""
-    lark, scanner = _machinery()
-    tokens = scanner.scan(source.text)
-    automaton = lark.parse_interactive()
-    lines: list[Line] = []
-    for position, token in enumerate(tokens):
-        try:
-            lines = automaton.feed_token(token)
-        except UnexpectedToken:
-            raise _mistake(source, tokens, position) from None
-    return checks.program(source, lines)
+_LONGEST_KEPT = 1000  # characters; a longer formula is worth a moment, and may be deep
 
 
 class TableStore(Protocol):
-    """Where the automaton's tables are kept between processes: making them takes long."""
+    """Where trees and the automaton's tables are kept between processes."""
+
+    def __hash__(self) -> int: ...
+
 
     def load(self, parts: Mapping[str, str]) -> bytes | None:
         """What ``save`` stored under these parts, or None."""
@@ -57,8 +33,8 @@ class TableStore(Protocol):
         """Keep ``tables``; failing to is no error."""
 
 
-def keep_tables(store: TableStore) -> None:
-    """Let the parser take its tables from ``store``, and put them there."""
+def keep_tables(store: TableStore | None) -> None:
+    """Let the parser take trees and tables from ``store``, and put them there."""
     global _tables
     _tables = store
 
@@ -66,180 +42,38 @@ def keep_tables(store: TableStore) -> None:
 _tables: TableStore | None = None
 
 
-@cache
-def _machinery() -> tuple[Lark, Scanner]:
-    grammar = files("fusec.frontend").joinpath("grammar.lark").read_text(encoding="utf-8")
-    parts = {"what": "grammar tables", "grammar": grammar, "lark": lark_version}
-    lark = _saved(parts)
-    if lark is None:
-        lark = Lark(
-            grammar,
-            parser="lalr",
-            lexer=_NoLexer,
-            transformer=_Builder(),
-            keep_all_tokens=True,
-            maybe_placeholders=False,
-        )
-        if _tables is not None:
-            tables = io.BytesIO()
-            lark.save(tables, exclude_options=("transformer",))
-            _tables.save(parts, tables.getvalue())
-    return lark, Scanner(lark.terminals)
+def parse(source: Source) -> Program:
+    """The syntax tree of a formula, in time linear in its length; raises ParseError."""
+    store = _tables
+    if store is None or len(source.text) > _LONGEST_KEPT:
+        return _parse(source)
+    parts = {"what": "syntax tree", "text": source.text, "fusec": _identity()}
+    stored = store.load(parts)
+    tree = None if stored is None else _tree(stored)
+    if tree is None:
+        tree = _parse(source)
+        store.save(parts, pickle.dumps(tree))
+    return tree
 
 
-def _saved(parts: Mapping[str, str]) -> Lark | None:
-    """The automaton from its stored tables; None without any, or if another Lark wrote them."""
-    tables = None if _tables is None else _tables.load(parts)
-    if tables is None:
-        return None
-    lark = Lark.__new__(Lark)
+def _parse(source: Source) -> Program:
+    from fusec.frontend import automaton
+
+    return automaton.parse(source, _tables)
+
+
+def _tree(stored: bytes) -> Program | None:
+    """The tree that was stored, or None if another fusec wrote it."""
     try:
-        lark._load(io.BytesIO(tables), transformer=_Builder())
-    except (pickle.UnpicklingError, EOFError, AttributeError, KeyError, TypeError, ImportError):
+        tree = pickle.loads(stored)
+    except (pickle.UnpicklingError, EOFError, AttributeError, TypeError, ImportError):
         return None
-    return lark
+    return tree if isinstance(tree, Program) else None
 
 
-class _NoLexer(Lexer):
-    """Tokens are fed by hand: the failing one and those before it are at hand for the message."""
-
-    def __init__(self, _configuration: object) -> None:
-        pass
-
-    def lex(self, *_: object) -> Iterator[Token]:
-        raise NotImplementedError("tokens come from Scanner")
-
-
-class _Builder:
-    """One method per rule or alias of the grammar, called with its children, tokens included."""
-
-    def number(self, children: Sequence[Token]) -> syntax.Number:
-        text = str(children[0])
-        value = int(text) if text.isdigit() else float(text)
-        return syntax.Number(value, text, span=_span(children))
-
-    def name(self, children: Sequence[Token]) -> syntax.Name:
-        return syntax.Name(str(children[0]), span=_span(children))
-
-    def group(self, children: Sequence[_Child]) -> Expression:
-        # A wider span on the inner node, so that carets under (a + b) * c cover the parenthesis.
-        return replace(_expression(children[1]), span=_span(children))
-
-    def tuple(self, children: Sequence[_Child]) -> syntax.TupleExpression:
-        return syntax.TupleExpression(_expressions(children), span=_span(children))
-
-    def result(self, children: Sequence[_Child]) -> syntax.TupleExpression:
-        return self.tuple(children)
-
-    def keyword(self, children: Sequence[_Child]) -> syntax.Keyword:
-        name, _, value = children
-        return syntax.Keyword(str(name), _expression(value), span=_span(children))
-
-    def call(self, children: Sequence[_Child]) -> syntax.Call:
-        return syntax.Call(
-            str(children[0]),
-            _expressions(children),
-            tuple(child for child in children if isinstance(child, syntax.Keyword)),
-            function_span=_span(children[:1]),
-            span=_span(children),
-        )
-
-    def index(self, children: Sequence[_Child]) -> syntax.Index:
-        value, _, index, _ = children
-        return syntax.Index(_expression(value), _expression(index), span=_span(children))
-
-    def unary(self, children: Sequence[_Child]) -> syntax.Unary:
-        operator, operand = children
-        return syntax.Unary(str(operator), _expression(operand), span=_span(children))
-
-    def binary(self, children: Sequence[_Child]) -> syntax.Binary:
-        left, operator, right = children
-        spelling = "^" if operator == "**" else str(operator)
-        return syntax.Binary(spelling, _expression(left), _expression(right), span=_span(children))
-
-    def comparison(self, children: Sequence[_Child]) -> syntax.Compare:
-        operators = tuple(str(operator) for operator in children[1::2])
-        return syntax.Compare(operators, _expressions(children), span=_span(children))
-
-    def logical(self, children: Sequence[_Child]) -> syntax.Logical:
-        left, operator, right = children
-        return syntax.Logical(
-            str(operator), _expression(left), _expression(right), span=_span(children)
-        )
-
-    def conditional(self, children: Sequence[_Child]) -> syntax.Conditional:
-        return syntax.Conditional(*_expressions(children), span=_span(children))
-
-    def assignment(self, children: Sequence[_Child]) -> syntax.Assign:
-        name, _, value = children
-        return syntax.Assign(
-            str(name), _expression(value), name_span=_span(children[:1]), span=_span(children)
-        )
-
-    def definition(self, children: Sequence[_Child]) -> syntax.FunctionDef:
-        names = [child for child in children if isinstance(child, Token) and child.type == "NAME"]
-        parameters = tuple(self.name([name]) for name in names[1:])
-        return syntax.FunctionDef(
-            str(names[0]),
-            parameters,
-            _expression(children[-1]),
-            name_span=_span(names[:1]),
-            span=_span(children),
-        )
-
-    def start(self, children: Sequence[Token | Line]) -> list[Line]:
-        return [child for child in children if not isinstance(child, Token)]
-
-
-def _span(children: Sequence[_Child]) -> Span:
-    first, last = children[0], children[-1]
-    start = first.start_pos if isinstance(first, Token) else first.span.start
-    end = last.end_pos if isinstance(last, Token) else last.span.end
-    assert start is not None  # the scanner sets both
-    assert end is not None
-    return Span(start, end)
-
-
-def _expression(child: _Child) -> Expression:
-    assert not isinstance(child, (Token, syntax.Keyword))  # by the grammar
-    return child
-
-
-def _expressions(children: Sequence[_Child]) -> tuple[Expression, ...]:
-    return tuple(child for child in children if not isinstance(child, (Token, syntax.Keyword)))
-
-
-def _mistake(source: Source, tokens: Sequence[Token], position: int) -> ParseError:
-    """The error for tokens[position], which the automaton refused."""
-    lark, scanner = _machinery()
-    # Once more up to the token before: the refused one has already caused reductions that hide what
-    # else would fit.
-    automaton = lark.parse_interactive()
-    for token in tokens[:position]:
-        automaton.feed_token(token)
-    state = automaton.parser_state
-    tables = state.parse_conf.states
-    spellings = {kind: text for text, kind in scanner.types.items()}
-    accepted = frozenset(
-        spellings.get(kind, kind)
-        for kind in tables[state.position]
-        if kind.isupper() and _accepts(tables, state.state_stack, kind)
-    )
-    # Only a formula that is wrong needs the tables of mistakes.
-    from fusec.frontend import mistakes
-    from fusec.frontend.failure import Failure
-
-    return mistakes.explain(Failure(source, tokens, position, accepted))
-
-
-def _accepts(tables: dict[int, dict[str, tuple[Any, Any]]], stack: list[int], kind: str) -> bool:
-    """Whether the automaton would shift a token of this kind, after any reductions."""
-    stack = list(stack)
-    while (entry := tables[stack[-1]].get(kind)) is not None:
-        action, rule = entry
-        if action is Shift:
-            return True
-        size = len(rule.expansion)
-        del stack[len(stack) - size :]
-        stack.append(tables[stack[-1]][rule.origin.name][1])
-    return False
+@cache
+def _identity() -> str:
+    """What a stored tree depends on: the version, and in a checkout the state of the frontend."""
+    here = Path(__file__).parent
+    stats = [(here / name).stat() for name in ("syntax.py", "automaton.py", "grammar.lark")]
+    return f"{__version__} {[(s.st_size, s.st_mtime_ns) for s in stats]}"
