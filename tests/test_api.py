@@ -413,6 +413,17 @@ def test_threads_may_share_a_function(backend: Backend) -> None:
     assert len(built) == (1 if backend == CPP else 0)
 
 
+def test_two_outputs_in_one_place_are_refused() -> None:
+    function = fusec.compile("x + 1, x + 2")
+    x, out = torch.randn(3, 4), torch.empty(3, 4)
+    with pytest.raises(ShapeError, match="two outputs start at the same place"):
+        function(x, out=(out, out))
+    both = torch.empty(3, 8)
+    function(x, out=(both[:, 0::2], both[:, 1::2]))  # interleaved, and yet apart
+    assert torch.equal(both[:, 0::2], x + 1)
+    assert torch.equal(both[:, 1::2], x + 2)
+
+
 def _in_child(function: fusec.CompiledFunction, inputs: list[torch.Tensor], end: Any) -> None:
     # PyTorch itself hangs here where it wants threads: only call fusec and read one element.
     end.send([function(x)[-1, -1].item() for x in inputs])

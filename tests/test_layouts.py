@@ -303,3 +303,15 @@ def test_tensors_without_memory_of_their_own_are_refused() -> None:
     function = fusec.compile("x + 1")
     with pytest.raises(UnsupportedError, match="vmap"):
         torch.func.vmap(function)(torch.ones(2, 3))
+
+
+@on_every_backend
+def test_positions_along_an_axis_of_length_one(backend: Backend) -> None:
+    for shape in ((1, 1), (1, 3), (2, 1), (2, 3)):
+        x = torch.zeros(shape)
+        whole, last, first = backend.run("x + 0, index(-1), index(-2) + x", x)
+        assert whole.shape == shape
+        assert last.tolist() == list(range(shape[1]))
+        assert torch.equal(first.cpu(), torch.arange(shape[0]).float()[:, None].expand(shape))
+        (at,) = backend.run("argmin(index(-2) + i64(x), axis=-2)", x)
+        assert at.tolist() == [0] * shape[1]

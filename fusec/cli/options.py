@@ -43,6 +43,9 @@ _LONGEST_PATH = 1024  # characters; a longer argument is a formula
 _LARGEST_EXTENT = 1 << 48
 _NUMBER_WORDS = {"true": True, "false": False}
 
+# One word with a slash in front or a file ending behind: a path, or a slip that looks like one.
+_FILE_LIKE = re.compile(r"\s*(?:\.{0,2}/\S+|\S+\.[A-Za-z]{2,5})\s*")
+
 
 @dataclass(frozen=True)
 class InputOption:
@@ -91,6 +94,9 @@ def blamed_on(source: Source) -> Iterator[None]:
     try:
         yield
     except FusecError as error:
+        if isinstance(error, ParseError) and _FILE_LIKE.fullmatch(source.text):
+            hint = f"there is no file {source.text}, so it was read as a formula"
+            error.diagnostic = replace(error.diagnostic, hint=hint)
         shown = error.diagnostic.source
         if shown is not None and shown.text == source.text:
             error.diagnostic = replace(error.diagnostic, source=source)

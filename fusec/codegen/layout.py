@@ -130,7 +130,9 @@ def _used_directly(region: Region) -> set[Node]:
 def pinned_axes(region: Region) -> frozenset[int]:
     """Negative axes whose position the formula asks for: they are not merged with others."""
     nodes = toposort(root.node for root in region.roots)
-    return frozenset(int(str(n.attribute("axis"))) for n in nodes if n.op.name == "index")
+    return frozenset(
+        int(str(n.attribute("axis"))) for n in nodes if n.op.name == "index" and n.shape[0] != 1
+    )
 
 
 def arrange(

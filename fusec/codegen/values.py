@@ -238,6 +238,8 @@ class Values(Parameters):
         return self.size(f"{base.name}_length", "length", position)
 
     def _index(self, node: Node) -> Expr:
+        if node.shape[0] == 1:
+            return Literal(0, I64)
         axis = len(self.job.region.space) + int(str(node.attribute("axis")))
         layout = self.job.layout
         side = "row" if any(axis in group for group in layout.rows) else "col"

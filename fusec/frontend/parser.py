@@ -25,7 +25,6 @@ class TableStore(Protocol):
 
     def __hash__(self) -> int: ...
 
-
     def load(self, parts: Mapping[str, str]) -> bytes | None:
         """What ``save`` stored under these parts, or None."""
 

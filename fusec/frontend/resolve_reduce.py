@@ -133,11 +133,11 @@ class Reducer:
         shape, axes = self._space(of, axis, "index")
         if len(axes) > 1:
             raise self.place.error(UnsupportedError, "index takes one axis")
-        extent = shape[axes[0]] if axes else 1
-        if not isinstance(extent, Dim):
+        if not axes:
             return Tensor(self.place.note(constant(0, I64)))
+        extent = shape[axes[0]]
         own: Shape = (extent, *([1] * (-axes[0] - 1)))
-        node = make("index", (), TensorType(I64, own), axis=axes[0], dim=extent.name)
+        node = make("index", (), TensorType(I64, own), axis=axes[0], dim=str(extent))
         return Tensor(self.place.note(node), kept=axis_bit(axes[0]))
 
     def size(self, of: Value | None, axis: Value) -> Value:

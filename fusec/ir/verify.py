@@ -92,9 +92,9 @@ def _index(node: Node) -> Iterator[str]:
     axis = node.attribute("axis")
     shape = node.shape
     fits = isinstance(axis, int) and axis < 0 and len(shape) == -axis
-    if not fits or any(e != 1 for e in shape[1:]) or not isinstance(shape[0], Dim):
+    if not fits or any(e != 1 for e in shape[1:]):
         yield f"index({axis}) has its axis first, then 1s"
-    elif node.attribute("dim") != shape[0].name:
+    elif node.attribute("dim") != str(shape[0]):
         yield "dim is not the name of the axis"
     if node.dtype is not I64:
         yield "positions are i64"

@@ -238,6 +238,12 @@ class Call:
         import torch
 
         outs = list(out) if isinstance(out, (tuple, list)) else [out]
+        addresses = [t.data_ptr() for t in outs if isinstance(t, torch.Tensor) and t.numel()]
+        if len(set(addresses)) < len(addresses):
+            raise ShapeError(
+                "two outputs start at the same place in memory",
+                hint="give each result a tensor of its own",
+            )
         for position, tensor in enumerate(outs):
             which = f"out[{position}]" if isinstance(out, (tuple, list)) else "out"
             if not isinstance(tensor, torch.Tensor):

@@ -111,6 +111,21 @@ def triton_version() -> str:
     )
 
 
+_FLOAT8 = re.compile(r"float8e4nv|\bfp8e4nv\b")
+_FLOAT8_SINCE = 89  # the compute capability that has e4m3 conversions
+
+
+def _check_float8(program: TritonProgram, target: Target) -> None:
+    """Triton's own complaint about e4m3 on older GPUs names neither the type nor the way out."""
+    old = target.backend == "cuda" and int(target.arch) < _FLOAT8_SINCE
+    if old and (_FLOAT8.search(program.source) or _FLOAT8.search(repr(program.signature))):
+        raise UnsupportedError(
+            f"float8 e4m3 needs a GPU of sm_{_FLOAT8_SINCE} or newer, the target is {target}",
+            backend="triton",
+            hint="store float8 e5m2 or bfloat16 there, or choose --target sm_90",
+        )
+
+
 def compile_triton(program: TritonProgram, target: Target) -> TritonBinary:
     """Compile `program` for `target`, or take it from the cache.
 
@@ -118,6 +133,7 @@ def compile_triton(program: TritonProgram, target: Target) -> TritonBinary:
     Triton is missing or runs as an interpreter in this process.
     """
     store = default_store()
+    _check_float8(program, target)
     key = _key(program, target)
     entry = store.get(key)
     if entry is not None:

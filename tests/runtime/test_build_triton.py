@@ -7,7 +7,9 @@ import threading
 from pathlib import Path
 
 import pytest
+import torch
 
+import fusec
 from fusec import settings
 from fusec.errors import BuildError, UnsupportedError
 from fusec.runtime import build_triton
@@ -60,6 +62,14 @@ def test_every_target_compiles(target: str, make) -> None:
     assert binary.num_warps == 4
     assert binary.num_threads == (256 if target.startswith("gfx") else 128)
     assert all(isinstance(binary.stages[name], str) for name in ("ttir", native[0]))
+
+
+def test_float8_on_an_older_gpu_is_refused_in_words() -> None:
+    x = torch.zeros(8, 8).to(torch.float8_e4m3fn)
+    function = fusec.compile("x")
+    with pytest.raises(UnsupportedError, match="sm_89 or newer, the target is sm_80"):
+        function.show("ptx", x, target="sm_80")
+    assert function.show("ptx", x, target="sm_90")
 
 
 def test_divisibility_gives_vector_loads() -> None:
