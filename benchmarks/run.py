@@ -71,6 +71,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=5.0, help="timed calls of one case")
     parser.add_argument("--output", type=Path, help="the result file")
     parser.add_argument("--no-first-call", action="store_true", help="leave out fresh processes")
+    parser.add_argument("--commit", help="the commit, in a copy that lacks its history")
     options = parser.parse_args(arguments)
     try:
         device = choose_device(options.device)
@@ -121,6 +122,7 @@ def _measure(device: str, path: Path, options: argparse.Namespace) -> None:
             command=shlex.join(("python", "-m", "benchmarks.run", *sys.argv[1:])),
             device_name=device_name(device),
             import_seconds=importing,
+            **({"commit": options.commit} if options.commit else {}),
         )
     print(f"wrote {path}")
 
