@@ -47,6 +47,7 @@ class Call:
         self.direct = False  # kernels write straight to the caller's tensors
         key: list[object] = []
         device: torch.device | None = None
+        decided = False
         points: list[int] = []  # 0-d tensors, which may come from the CPU to inputs on a GPU
         plain = _plain_types()
         self.tracked = torch.is_grad_enabled()
@@ -60,10 +61,11 @@ class Call:
             elif value.is_neg():  # PyTorch negates such a view when it reads it
                 value = values[position] = value.resolve_neg()
             key.append(self._key_of(position, value))
-            if device is None or (value.device != device and value.dim()):
-                device = value.device
             if not value.dim():
                 points.append(position)
+            # The first tensor decides; one without dimensions only where there is no other.
+            if device is None or (value.dim() and not decided):
+                device, decided = value.device, bool(value.dim())
         self.device = device or self._no_tensor()
         if points and self.device.type != "cpu":
             self._move(points)

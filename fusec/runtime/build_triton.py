@@ -180,6 +180,7 @@ def _key(program: TritonProgram, target: Target) -> str:
             "constants": repr(program.constants),
             "divisible": repr(sorted(program.divisible_by_16)),
             "divisible by 8": repr(sorted(program.divisible_by_8)),
+            "recipe": "subnormals kept",  # changes with the options that _run_triton passes
             "options": f"{program.num_warps} {program.num_stages} {program.fp_fusion}",
             "target": repr(target),
             "environment": repr(environment),
@@ -292,8 +293,18 @@ def _run_triton(program: TritonProgram, target: Target, path: Path) -> Any:
         "num_stages": program.num_stages,
         "enable_fp_fusion": program.fp_fusion,  # the default differs between versions of Triton
     }
+    if target.backend == "cuda" and _knows_flushing():
+        # Subnormal numbers are numbers: libdevice flushes them to zero in the mode "fast" alone.
+        options["enable_reflect_ftz"] = program.fp_fusion
     gpu = GPUTarget(target.backend, target.arch, target.warp_size)
     return triton.compile(source, target=gpu, options=options)
+
+
+def _knows_flushing() -> bool:
+    """Whether this Triton has the option; before 3.6 libdevice always flushes."""
+    from triton.backends.nvidia.compiler import CUDAOptions
+
+    return "enable_reflect_ftz" in CUDAOptions.__dataclass_fields__
 
 
 @contextlib.contextmanager
@@ -308,6 +319,7 @@ def _private_triton_cache(directory: Path) -> Iterator[None]:
     with _install_lock:
         if _chooser.users == 0:
             _chooser.install(knobs.cache)
+            _skip_hashing()
         _chooser.users += 1
     _thread.directory = directory
     try:
@@ -318,6 +330,26 @@ def _private_triton_cache(directory: Path) -> Iterator[None]:
             _chooser.users -= 1
             if _chooser.users == 0:
                 _chooser.uninstall(knobs.cache)
+
+
+@functools.cache
+def _skip_hashing() -> None:
+    """Spare compilations of this kind a hash of the whole of Triton, a third of a second.
+
+    It keys Triton's own cache, which they do not use; other threads and callers get it as before.
+    """
+    from triton.compiler import compiler
+    from triton.runtime import cache
+
+    module = cache if hasattr(cache, "triton_key") else compiler
+    whole = module.triton_key
+
+    @functools.wraps(whole)
+    def triton_key() -> str:
+        private = getattr(_thread, "directory", None) is not None
+        return triton_version() if private else whole()
+
+    module.triton_key = triton_key
 
 
 class _Chooser:
