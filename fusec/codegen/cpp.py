@@ -34,6 +34,7 @@ from fusec.codegen.kernel import (
     Stmt,
     Store,
     Sweep,
+    Term,
 )
 from fusec.codegen.uses import dtype_of, reads
 from fusec.codegen.writer import Writer
@@ -155,6 +156,8 @@ class _Printer:
         )
         carried = [a for a in sweep.accumulators if a.carry is not a.accumulate]
         with self.writer.block(opening, "}, [&] {" if carried else "});"):
+            for access in sweep.ahead:
+                self.writer.line(f"fusec::prefetch(&{access.buffer}[{self._ahead(access)}]);")
             self.writer.line(_SIMD)
             with self._loop("lane", "count"):
                 self.writer.line("const int64_t col = start + lane;")
@@ -166,6 +169,13 @@ class _Printer:
                     self.writer.line(f"fusec::carry({accumulator.name}_wide, {accumulator.lanes});")
         for accumulator in sweep.accumulators:
             self._finish(accumulator)
+
+    def _ahead(self, access: Access) -> str:
+        """The address of the same stretch, one row on."""
+        terms = {"row": "(row + 1)", "col": "start"}
+        return self._address(
+            Access(access.buffer, tuple(Term(terms[t.variable], t.stride) for t in access.terms))
+        )
 
     def _declare(self, accumulator: Accumulator) -> None:
         kind = accumulator.accumulate

@@ -219,11 +219,11 @@ class Recall:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A loop over the tiles of a row, first to last or last to first."""
+    """A loop over the tiles of a row; meanwhile ``ahead`` of the next row comes into the cache."""
 
     body: tuple[Stmt, ...]
     accumulators: tuple[Accumulator, ...]
-    reverse: bool = False
+    ahead: tuple[Access, ...] = ()
 
 
 Stmt: TypeAlias = (
@@ -273,6 +273,7 @@ class Config:
     even: bool = False  # the row fills the tile: no mask
     wide_index: bool = False  # int64 offsets
     splits: int = 1  # programs that share a row, each a part of its columns
+    prefetch: bool = False  # fetch the next row while this one is worked on
     lanes_along_rows: bool = False  # the contiguous axis is the row axis (column reductions)
 
 

@@ -19,6 +19,7 @@ BYTES_PER_WARP = 2048  # of the row in memory; more warps leave too little work 
 FULL_GRID = 1024  # programs that keep any present GPU busy
 SMALLEST_BLOCK = 64
 ELEMENTS_PER_PROGRAM = 2048
+PREFETCH_COLUMNS = 32768  # the next row has to fit the cache beside this one
 # From here on offsets are int64; blocks may overhang by less than 2**20.
 WIDE_OFFSETS = 2**31 - 2**20
 
@@ -98,4 +99,5 @@ def _rows_contiguous(arrangement: Arrangement) -> bool:
 def choose_cpp(arrangement: Arrangement, form: Form) -> Config:
     """The Config of a C++ kernel: loops need no block size, only which axis the lanes run along."""
     along = form is Form.ROWS and _rows_contiguous(arrangement)
-    return Config(resident=False, lanes_along_rows=along, wide_index=True)
+    near = form is Form.ROWS and not along and arrangement.cols <= PREFETCH_COLUMNS
+    return Config(resident=False, lanes_along_rows=along, wide_index=True, prefetch=near)

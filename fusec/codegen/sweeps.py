@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fusec.codegen.kernel import (
+    Access,
     Accumulate,
     Accumulator,
     Apply,
@@ -19,6 +20,7 @@ from fusec.codegen.kernel import (
     Expr,
     Keep,
     Let,
+    Level,
     Literal,
     Load,
     Masked,
@@ -28,6 +30,7 @@ from fusec.codegen.kernel import (
     Stmt,
     Store,
     Sweep,
+    Term,
 )
 from fusec.codegen.layout import region_nodes
 from fusec.codegen.parameters import accumulated
@@ -271,9 +274,25 @@ class Sweeps:
         for node in needed:
             if node not in outside:
                 values.at_hand.pop(node, None)
-        loop = Sweep((*fresh, *stored), tuple(a for a in running if a is not None))
+        accumulators = tuple(a for a in running if a is not None)
+        loop = Sweep((*fresh, *stored), accumulators, self._ahead(reductions, fresh))
         body.add(_title(values, reductions, stores), [loop])
         return []
+
+    def _ahead(self, reductions: list[Node], loads: list[Stmt]) -> tuple[Access, ...]:
+        """What to fetch of the next row: the first sweep waits for memory, a later one computes."""
+        later = any(self._stage[n] > 1 for n in reductions)
+        if not (later and self.values.job.config.prefetch):
+            return ()
+        return tuple(
+            s.access
+            for s in loads
+            if isinstance(s, Load)
+            and not s.guards
+            and s.level is Level.TILE
+            and {t.variable for t in s.access.terms} == {"row", "col"}
+            and Term("col", 1) in s.access.terms
+        )
 
     def _reduce(self, node: Node, out: list[Stmt]) -> Accumulator | None:
         """Combine the argument of ``node`` along the row, or begin to."""

@@ -45,6 +45,16 @@ FUSEC_INLINE void carry(double* wide, float* lanes) {
   }
 }
 
+// Asks for a stretch of LANES elements to come into the cache. An address beyond the data does no
+// harm.
+template <class T>
+FUSEC_INLINE void prefetch(const T* first) {
+  constexpr int64_t line = 64;
+  for (int64_t byte = 0; byte < LANES * (int64_t)sizeof(T); byte += line) {
+    __builtin_prefetch((const char*)first + byte, 0, 2);
+  }
+}
+
 // The sum of the lanes over the number of elements, divided before it is narrowed.
 template <class T>
 FUSEC_INLINE T finish_mean(const T* lanes, int64_t width, int64_t count) {
