@@ -3,17 +3,20 @@
     python -m benchmarks.run [--device cpu|cuda] [--only NAME] [--seconds S]
 
 Each case is eager, PyTorch's own function, torch.compile and fusec in one run, taking turns, beside
-a copy of as many bytes. The file is written again after every case, so that a run cut short keeps
-what it has. `python -m benchmarks.render` puts the tables into the README.
+a copy of as many bytes, in a process of its own: what an earlier case leaves in the heap decides
+whether a result gets memory that is mapped already. The file is written again after every case, so
+that a run cut short keeps what it has. `python -m benchmarks.render` puts the tables into the README.
 """
 
 from __future__ import annotations
 
 import argparse
+import multiprocessing
 import re
 import shlex
 import sys
 from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -117,7 +120,8 @@ def _measure(device: str, path: Path, options: argparse.Namespace) -> None:
     for case in chosen:
         # Fresh processes take minutes, and say the same of every formula: the first is enough.
         fresh = not options.no_first_call and case is cases[0]
-        done.append(measure(case, device, options.seconds, fresh))
+        with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as process:
+            done.append(process.submit(measure, case, device, options.seconds, fresh).result())
         write_report(
             path,
             done,
