@@ -5,7 +5,8 @@
 Each case is eager, PyTorch's own function, torch.compile and fusec in one run, taking turns, beside
 a copy of as many bytes, in a process of its own: what an earlier case leaves in the heap decides
 whether a result gets memory that is mapped already. The file is written again after every case, so
-that a run cut short keeps what it has. `python -m benchmarks.render` puts the tables into the README.
+that a run cut short keeps what it has. `python -m benchmarks.render` puts the tables into the
+README.
 """
 
 from __future__ import annotations

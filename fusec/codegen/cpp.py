@@ -157,7 +157,11 @@ class _Printer:
         carried = [a for a in sweep.accumulators if a.carry is not a.accumulate]
         with self.writer.block(opening, "}, [&] {" if carried else "});"):
             for access in sweep.ahead:
-                self.writer.line(f"fusec::prefetch(&{access.buffer}[{self._ahead(access)}]);")
+                place = self._at_start(access, "(row + 1)")
+                self.writer.line(f"fusec::prefetch(&{access.buffer}[{place}]);")
+            for access in sweep.target:
+                place = self._at_start(access, "row")
+                self.writer.line(f"fusec::prefetch_to_write(&{access.buffer}[{place}]);")
             self.writer.line(_SIMD)
             with self._loop("lane", "count"):
                 self.writer.line("const int64_t col = start + lane;")
@@ -170,9 +174,9 @@ class _Printer:
         for accumulator in sweep.accumulators:
             self._finish(accumulator)
 
-    def _ahead(self, access: Access) -> str:
-        """The address of the same stretch, one row on."""
-        terms = {"row": "(row + 1)", "col": "start"}
+    def _at_start(self, access: Access, row: str) -> str:
+        """The address of the stretch at hand, in this row or another."""
+        terms = {"row": row, "col": "start"}
         return self._address(
             Access(access.buffer, tuple(Term(terms[t.variable], t.stride) for t in access.terms))
         )

@@ -219,11 +219,15 @@ class Recall:
 
 @dataclass(frozen=True, slots=True)
 class Sweep:
-    """A loop over the tiles of a row; meanwhile ``ahead`` of the next row comes into the cache."""
+    """A loop over the tiles of a row.
+
+    While it computes, ``ahead`` of the next row and ``target`` of this one come into the cache.
+    """
 
     body: tuple[Stmt, ...]
     accumulators: tuple[Accumulator, ...]
-    ahead: tuple[Access, ...] = ()
+    ahead: tuple[Access, ...] = ()  # read soon
+    target: tuple[Access, ...] = ()  # written soon
 
 
 Stmt: TypeAlias = (

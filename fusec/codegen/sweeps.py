@@ -275,7 +275,9 @@ class Sweeps:
             if node not in outside:
                 values.at_hand.pop(node, None)
         accumulators = tuple(a for a in running if a is not None)
-        loop = Sweep((*fresh, *stored), accumulators, self._ahead(reductions, fresh))
+        ahead = self._ahead(reductions, fresh)
+        target = self._target(reductions) if ahead else ()
+        loop = Sweep((*fresh, *stored), accumulators, ahead, target)
         body.add(_title(values, reductions, stores), [loop])
         return []
 
@@ -284,15 +286,19 @@ class Sweeps:
         later = any(self._stage[n] > 1 for n in reductions)
         if not (later and self.values.job.config.prefetch):
             return ()
-        return tuple(
-            s.access
-            for s in loads
-            if isinstance(s, Load)
-            and not s.guards
-            and s.level is Level.TILE
-            and {t.variable for t in s.access.terms} == {"row", "col"}
-            and Term("col", 1) in s.access.terms
-        )
+        found = (s for s in loads if isinstance(s, Load) and not s.guards)
+        return tuple(s.access for s in found if s.level is Level.TILE and _is_row(s.access))
+
+    def _target(self, reductions: list[Node]) -> tuple[Access, ...]:
+        """Where the next sweep writes, if this one is the last that reduces."""
+        stage = self._stage[reductions[0]]
+        if any(self._stage[n] > stage for n in self.values.nodes if self._is_reduction(n)):
+            return ()
+        roots = [
+            r for r in self.values.job.region.roots if self.values.levels[r.node] is Level.TILE
+        ]
+        accesses = (self.values.root_access(root) for root in roots)
+        return tuple(access for access in accesses if _is_row(access))
 
     def _reduce(self, node: Node, out: list[Stmt]) -> Accumulator | None:
         """Combine the argument of ``node`` along the row, or begin to."""
@@ -315,6 +321,12 @@ class Sweeps:
         accumulator = Accumulator(name, f"{name}_lanes", op, kind, running, identity, carry)
         out.append(Accumulate(accumulator, argument))
         return accumulator
+
+
+def _is_row(access: Access) -> bool:
+    """Whether an address runs along a row of memory, one row behind the other."""
+    variables = {term.variable for term in access.terms}
+    return variables == {"row", "col"} and Term("col", 1) in access.terms
 
 
 def _running_types(values: Values, node: Node, kind: DType) -> tuple[DType, DType]:

@@ -305,19 +305,20 @@ class Values(Parameters):
         An expression gets the name of the result first, in ``work``.
         """
         for root in roots:
-            position = next(
-                k
-                for k, o in enumerate(self.job.accesses)
-                if o.kind == "root" and o.name == root.name
-            )
             level = self.levels[root.node]
-            access = self.access(position, root.name, written=True)
+            access = self.root_access(root)
             storage = self.pointers[root.name, True].storage
             value = self.at_hand[root.node]
             if not isinstance(value, (Ref, Literal)):
                 work.append(Let(self.name(root.node), value, level))
                 value = self.at_hand[root.node] = Ref(self.name(root.node), value.dtype, level)
             out.append(Store(access, value, storage, level, self.mask(level)))
+
+    def root_access(self, root: Root) -> Access:
+        """The address at which a root is stored."""
+        accesses = enumerate(self.job.accesses)
+        position = next(k for k, o in accesses if o.kind == "root" and o.name == root.name)
+        return self.access(position, root.name, written=True)
 
 
 def _is_position(expression: Expr) -> bool:

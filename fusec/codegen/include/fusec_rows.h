@@ -49,9 +49,16 @@ FUSEC_INLINE void carry(double* wide, float* lanes) {
 // harm.
 template <class T>
 FUSEC_INLINE void prefetch(const T* first) {
-  constexpr int64_t line = 64;
-  for (int64_t byte = 0; byte < LANES * (int64_t)sizeof(T); byte += line) {
+  for (size_t byte = 0; byte < LANES * sizeof(T); byte += 64) {
     __builtin_prefetch((const char*)first + byte, 0, 2);
+  }
+}
+
+// The same for memory that will be written: its lines are owned by the time the results are there.
+template <class T>
+FUSEC_INLINE void prefetch_to_write(T* first) {
+  for (size_t byte = 0; byte < LANES * sizeof(T); byte += 64) {
+    __builtin_prefetch((const char*)first + byte, 1, 2);
   }
 }
 
