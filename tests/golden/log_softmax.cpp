@@ -29,6 +29,8 @@ extern "C" void log_softmax_kernel(
     double row_sum_wide[fusec::LANES];
     fusec::fill<double>(row_sum_wide, 0.0);
     fusec::sweep(cols, [&](int64_t start, int64_t count) __attribute__((always_inline)) {
+      fusec::prefetch(&logits_ptr[(row + 1) * cols + start]);
+      fusec::prefetch_to_write(&out_ptr[row * cols + start]);
       #pragma omp simd
       for (int64_t lane = 0; lane < count; ++lane) {
         const int64_t col = start + lane;
