@@ -95,8 +95,6 @@ def _marks(case: dict[str, Any], backend: str) -> list[Any]:
         return [pytest.mark.xfail(strict=True, raises=_Refused, reason=issue)]
     if case.get("heavy") and not HEAVY:
         return [pytest.mark.skip(reason="needs gigabytes; HEAVY=1 runs it")]
-    if case["id"] == "big-65536-rows" and backend == "triton" and not HEAVY:
-        return [pytest.mark.skip(reason="half a minute in the interpreter; HEAVY=1 runs it")]
     return []
 
 
