@@ -96,7 +96,7 @@ def bound(op: Op, dtype: torch.dtype, backend: Backend) -> float:
 
 
 def judged(backend: Backend, op: Op, *inputs: torch.Tensor) -> torch.Tensor:
-    """Where a result is compared: on a GPU libdevice takes subnormal floats for 0."""
+    """Where a result is compared: before Triton 3.6 libdevice took subnormal floats for 0."""
     keep = torch.ones(inputs[0].shape, dtype=torch.bool)
     if backend.is_cuda and (op.costly or op.name in ("floor", "ceil")):
         for x in inputs:

@@ -230,7 +230,8 @@ def _run_child(script: Path, caches: Mapping[str, str]) -> float:
         capture_output=True,
         text=True,
         timeout=_CHILD_TIMEOUT,
-        env=settings.child_environment(**caches),
+        # Bytecode is kept, as it is for an installed package: else every process compiles fusec.
+        env=settings.child_environment(**caches, PYTHONDONTWRITEBYTECODE=""),
         stdin=subprocess.DEVNULL,
     )
     if done.returncode == 0:
