@@ -7,7 +7,9 @@ nor its tables are loaded. May import ``fusec.source``, ``fusec.version`` and, o
 
 from __future__ import annotations
 
+import contextlib
 import pickle
+import re
 from collections.abc import Mapping
 from functools import cache
 from pathlib import Path
@@ -17,6 +19,7 @@ from fusec.frontend.syntax import Program
 from fusec.source import Source
 from fusec.version import __version__
 
+_SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which no file can hold
 _LONGEST_KEPT = 1000  # characters; a longer formula is worth a moment, and may be deep
 
 
@@ -44,14 +47,15 @@ _tables: TableStore | None = None
 def parse(source: Source) -> Program:
     """The syntax tree of a formula, in time linear in its length; raises ParseError."""
     store = _tables
-    if store is None or len(source.text) > _LONGEST_KEPT:
+    if store is None or len(source.text) > _LONGEST_KEPT or _SURROGATE.search(source.text):
         return _parse(source)
     parts = {"what": "syntax tree", "text": source.text, "fusec": _identity()}
     stored = store.load(parts)
     tree = None if stored is None else _tree(stored)
     if tree is None:
         tree = _parse(source)
-        store.save(parts, pickle.dumps(tree))
+        with contextlib.suppress(RecursionError):  # nested deeply: it is parsed again next time
+            store.save(parts, pickle.dumps(tree))
     return tree
 
 
@@ -65,7 +69,14 @@ def _tree(stored: bytes) -> Program | None:
     """The tree that was stored, or None if another fusec wrote it."""
     try:
         tree = pickle.loads(stored)
-    except (pickle.UnpicklingError, EOFError, AttributeError, TypeError, ImportError):
+    except (
+        pickle.UnpicklingError,
+        EOFError,
+        AttributeError,
+        TypeError,
+        ImportError,
+        RecursionError,
+    ):
         return None
     return tree if isinstance(tree, Program) else None
 

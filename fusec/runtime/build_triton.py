@@ -12,8 +12,7 @@ import json
 import re
 import shutil
 import subprocess
-import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,13 +20,13 @@ from typing import Any
 from fusec import settings
 from fusec.errors import BuildError, InternalError, UnsupportedError
 from fusec.runtime.cache import Store, default_store, digest
+from fusec.runtime.triton_private import private_cache, triton_version
 from fusec.version import __version__
 
 _SOURCE = "kernel.py"
 _METADATA = "kernel.json"
 _TEXT_STAGES = ("ttir", "ttgir", "llir", "ptx", "amdgcn")
 _BINARY_STAGES = ("cubin", "hsaco")
-_DISTRIBUTIONS = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm")
 # Variables that say where Triton puts things, and not what it makes.
 _PLACES = re.compile(r"TRITON_(HOME|INTERPRET|.*(_DIR|_CACHE_MANAGER|_BACKEND|_PATH))")
 _DISASSEMBLE_TIMEOUT = 120.0  # seconds
@@ -96,19 +95,6 @@ class TritonBinary:
         found = next(stage for name, stage in self.stages.items() if name in _BINARY_STAGES)
         assert isinstance(found, bytes)
         return found
-
-
-@functools.cache
-def triton_version() -> str:
-    """The version of the installed Triton, read without importing it."""
-    from importlib import metadata  # twenty milliseconds, for those who compile only
-
-    for name in _DISTRIBUTIONS:
-        with contextlib.suppress(metadata.PackageNotFoundError):
-            return metadata.version(name)
-    raise UnsupportedError(
-        "Triton is not installed", hint="GPU kernels need it: pip install 'triton>=3.4'"
-    )
 
 
 _FLOAT8 = re.compile(r"float8e4nv|\bfp8e4nv\b")
@@ -224,7 +210,7 @@ def _source_path(store: Store, source: str) -> Iterator[Path]:
 
 def _compile(store: Store, program: TritonProgram, target: Target, path: Path) -> dict[str, bytes]:
     try:
-        with store.scratch() as directory, _private_triton_cache(directory):
+        with store.scratch() as directory, private_cache(directory):
             kernel = _run_triton(program, target, path)
     except (UnsupportedError, InternalError):
         raise
@@ -307,103 +293,6 @@ def _knows_flushing() -> bool:
     return "enable_reflect_ftz" in CUDAOptions.__dataclass_fields__
 
 
-@contextlib.contextmanager
-def _private_triton_cache(directory: Path) -> Iterator[None]:
-    """Let Triton's own cache live in `directory` for compilations of this thread.
-
-    Its usual place may be unwritable, and what it loads from there has no checksum. Other threads
-    keep the cache they had.
-    """
-    from triton import knobs
-
-    with _install_lock:
-        if _chooser.users == 0:
-            _chooser.install(knobs.cache)
-            _skip_hashing()
-        _chooser.users += 1
-    _thread.directory = directory
-    try:
-        yield
-    finally:
-        _thread.directory = None
-        with _install_lock:
-            _chooser.users -= 1
-            if _chooser.users == 0:
-                _chooser.uninstall(knobs.cache)
-
-
-@functools.cache
-def _skip_hashing() -> None:
-    """Spare compilations of this kind a hash of the whole of Triton, a third of a second.
-
-    It keys Triton's own cache, which they do not use; other threads and callers get it as before.
-    """
-    from triton.compiler import compiler
-    from triton.runtime import cache
-
-    module = cache if hasattr(cache, "triton_key") else compiler
-    whole = module.triton_key
-
-    @functools.wraps(whole)
-    def triton_key() -> str:
-        private = getattr(_thread, "directory", None) is not None
-        return triton_version() if private else whole()
-
-    module.triton_key = triton_key
-
-
-class _Chooser:
-    """Stands in for Triton's class of cache managers, and decides by thread."""
-
-    def __init__(self) -> None:
-        self.users = 0
-        self._before: Callable[..., Any] | None = None
-        self._was_set = False
-
-    def install(self, cache_knobs: Any) -> None:
-        self._was_set = "manager_class" in vars(cache_knobs)
-        self._before = cache_knobs.manager_class
-        cache_knobs.manager_class = self
-
-    def uninstall(self, cache_knobs: Any) -> None:
-        if self._was_set:
-            cache_knobs.manager_class = self._before
-        else:
-            del cache_knobs.manager_class
-
-    def __call__(self, key: str, **options: bool) -> Any:
-        directory = getattr(_thread, "directory", None)
-        if directory is not None:
-            return _ScratchManager(directory)
-        if self._before is not None:
-            return self._before(key, **options)
-        from triton.runtime.cache import FileCacheManager
-
-        return FileCacheManager(key, **options)
-
-
-class _ScratchManager:
-    """The methods of Triton's cache managers over a directory that starts empty."""
-
-    def __init__(self, directory: Path) -> None:
-        self._directory = directory
-
-    def get_file(self, filename: str) -> str | None:
-        path = self._directory / filename
-        return str(path) if path.exists() else None
-
-    def get_group(self, filename: str) -> None:
-        return None
-
-    def put(self, data: object, filename: str, binary: bool = True) -> str:
-        path = self._directory / filename
-        path.write_bytes(data if isinstance(data, bytes) else str(data).encode())
-        return str(path)
-
-    def put_group(self, filename: str, group: dict[str, str]) -> None:
-        return None
-
-
 @functools.cache
 def _disassembler() -> str | None:
     found = importlib.util.find_spec("triton")  # finds the package and does not import it
@@ -416,8 +305,3 @@ def _disassembler() -> str | None:
         if (tool := shutil.which(name)) is not None:
             return tool
     return None
-
-
-_thread = threading.local()
-_install_lock = threading.Lock()
-_chooser = _Chooser()

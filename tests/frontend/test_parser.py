@@ -3,14 +3,14 @@
 import json
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from fusec.errors import ParseError
-from fusec.frontend import syntax
+from fusec.frontend import parser, syntax
 from fusec.frontend.parser import parse
 from fusec.frontend.syntax import same, unparse, walk
 from fusec.source import Source, Span
@@ -344,3 +344,28 @@ def test_tree_and_errors_need_no_lark() -> None:
         "sys.exit('lark' in sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parents[2])
+
+
+def test_trees_are_kept_where_there_is_a_store(monkeypatch: pytest.MonkeyPatch) -> None:
+    kept: dict[str, bytes] = {}
+
+    class Store:
+        def load(self, parts: Mapping[str, str]) -> bytes | None:
+            return kept.get(repr(parts))
+
+        def save(self, parts: Mapping[str, str], tables: bytes) -> None:
+            kept[repr(parts)] = tables
+
+    monkeypatch.setattr(parser, "_tables", Store())
+    text = "softmax(x) * 3 + y[t]"
+    first = parser.parse(Source(text))
+    monkeypatch.setattr(parser, "_parse", None)  # a second parse would fail
+    assert same(parser.parse(Source(text)), first)
+    monkeypatch.undo()
+    monkeypatch.setattr(parser, "_tables", Store())
+    kept.update({key: b"damaged" for key in kept})
+    assert same(parser.parse(Source(text)), first)
+    for text in ("(" * 400 + "x" + ")" * 400, "-" * 900 + "x", "f(" * 300 + "x" + ")" * 300):
+        parser.parse(Source(text))  # too deep to keep, and no error
+    with pytest.raises(ParseError):
+        parser.parse(Source("x\ud800"))
