@@ -26,7 +26,7 @@ from fusec.cli.bench import case_json, cells, choose_device, significant, write_
 from fusec.cli.contenders import make_case
 from fusec.cli.options import complete, parse_inputs
 from fusec.runtime.bench import compare
-from fusec.runtime.record import device_name
+from fusec.runtime.record import device_name, environment
 from fusec.runtime.timing import first_call
 from fusec.source import Source
 
@@ -116,6 +116,7 @@ def measure(
 def _measure(device: str, path: Path, options: argparse.Namespace) -> None:
     cases = GPU_CASES if device == "cuda" else CPU_CASES
     chosen = [case for case in cases if options.only in case.name]
+    commit = options.commit or environment().commit  # the result file itself changes the checkout
     importing = first_call("", "import fusec").warm
     done: list[dict[str, object]] = []
     for case in chosen:
@@ -129,7 +130,7 @@ def _measure(device: str, path: Path, options: argparse.Namespace) -> None:
             command=shlex.join(("python", "-m", "benchmarks.run", *sys.argv[1:])),
             device_name=device_name(device),
             import_seconds=importing,
-            **({"commit": options.commit} if options.commit else {}),
+            commit=commit,
         )
     print(f"wrote {path}")
 
