@@ -6,6 +6,9 @@ both are elementwise; in the *rows* form the columns are reduced. A value's ``le
 the two it varies along.
 
 May import ``fusec.ir``.
+
+Statements and parameters are neither compared nor printed, which halves the cost of making these
+classes in every process.
 """
 
 from __future__ import annotations
@@ -110,14 +113,14 @@ class Access:
     terms: tuple[Term, ...]
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Comment:
     """One line that names the section that follows."""
 
     text: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Let:
     """``name = value``."""
 
@@ -126,7 +129,7 @@ class Let:
     level: Level
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Load:
     """``name`` = the element at ``access``, widened from ``storage`` to ``dtype``.
 
@@ -144,7 +147,7 @@ class Load:
     eviction: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Store:
     """Write ``value``, rounded to ``storage``."""
 
@@ -155,7 +158,7 @@ class Store:
     mask: Level = Level.UNIFORM
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Reduce:
     """``name`` = ``value`` combined along the columns of the tile at hand."""
 
@@ -165,7 +168,7 @@ class Reduce:
     dtype: DType
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Combine:
     """``name`` = what the programs that share a row have stored at ``access``, combined."""
 
@@ -176,7 +179,7 @@ class Combine:
     mask: Level = Level.UNIFORM
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Accumulator:
     """A running value of a sweep, one for each lane;
 
@@ -192,7 +195,7 @@ class Accumulator:
     carry: DType  # what the lanes are emptied into before they lose digits; ``accumulate`` if never
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Accumulate:
     """Combine ``value`` into an accumulator."""
 
@@ -200,7 +203,7 @@ class Accumulate:
     value: Expr
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Keep:
     """Remember a value of this sweep for a later one, in a buffer as long as the row."""
 
@@ -208,7 +211,7 @@ class Keep:
     value: Expr
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Recall:
     """``name`` = what :class:`Keep` stored."""
 
@@ -217,7 +220,7 @@ class Recall:
     dtype: DType
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Sweep:
     """A loop over the tiles of a row.
 
@@ -235,7 +238,7 @@ Stmt: TypeAlias = (
 )
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Pointer:
     """A buffer parameter; ``name`` is legal everywhere, ``buffer`` is the launcher's name."""
 
@@ -245,7 +248,7 @@ class Pointer:
     buffer: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Number:
     """A run-time scalar parameter of the program."""
 
@@ -254,7 +257,7 @@ class Number:
     input: str  # the input it comes from
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Size:
     """A size or stride parameter: an integer of the index type. ``source`` tells the launcher what
     to pass: ("n",), ("rows",), ("cols",); ("row", k), ("col", k) the size of a merged axis;
@@ -281,7 +284,7 @@ class Config:
     lanes_along_rows: bool = False  # the contiguous axis is the row axis (column reductions)
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Variable:
     """An index variable beyond ``row`` and ``col``:
 

@@ -17,7 +17,6 @@ from typing import TypeAlias
 
 from fusec import settings
 from fusec.ir.graph import Graph
-from fusec.ir.text import print_graph
 from fusec.ir.verify import verify as verify_graph
 from fusec.passes.idioms import idioms
 from fusec.passes.simplify import Numerics, simplify
@@ -70,6 +69,8 @@ def run(
         if directory is not None:
             _dump(directory, f"{number:02}-{step.name}.ir", graph)
         if current.debug >= _DEBUG_LEVEL and before.outputs != graph.outputs:
+            from fusec.ir.text import print_graph
+
             sys.stderr.write(f"after {step.name} ({seconds * 1e3:.1f} ms):\n{print_graph(graph)}\n")
     return graph
 
@@ -81,9 +82,13 @@ def dump_directory(graph: Graph) -> Path | None:
     root = settings.get().dump
     if root is None:
         return None
+    from fusec.ir.text import print_graph
+
     return root / hashlib.sha256(print_graph(graph).encode()).hexdigest()[:12]
 
 
 def _dump(directory: Path, name: str, graph: Graph) -> None:
+    from fusec.ir.text import print_graph
+
     directory.mkdir(parents=True, exist_ok=True)
     (directory / name).write_text(print_graph(graph), encoding="utf-8")
