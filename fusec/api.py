@@ -10,7 +10,7 @@ import keyword
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 from fusec.errors import FusecError, UnknownNameError, UnsupportedError, did_you_mean
 from fusec.frontend.parser import keep_tables, parse
@@ -29,6 +29,9 @@ from fusec.runtime.specialize import (
     specialize,
 )
 from fusec.source import Source
+
+if TYPE_CHECKING:
+    from fusec.passes.simplify import Numerics
 
 BACKENDS = ("auto", "triton", "cpp", "cuda", "torch")
 NUMERICS = ("torch", "precise", "fast")
@@ -87,6 +90,7 @@ def compile(
     """
     _choose("backend", backend, BACKENDS)
     _choose("numerics", numerics, NUMERICS)
+    mode = cast("Numerics", numerics)
     if not isinstance(source, str):
         raise UnsupportedError(
             f"a formula is text, got {type(source).__name__}",
@@ -103,7 +107,7 @@ def compile(
     program = parse(text)
     names = check(program, text, inputs)
     return CompiledFunction(
-        Formula(text, program, names, numerics, keepdim, _kernel_name(name, source)), backend
+        Formula(text, program, names, mode, keepdim, _kernel_name(name, source)), backend
     )
 
 

@@ -121,7 +121,7 @@ def _build(case: dict[str, Any], backend: str) -> Callable[..., Any]:
             return make()
         except FusecError:
             raise
-        except Exception as error:
+        except Exception as error:  # of any kind: that it is not a FusecError is the failure
             raise AssertionError(f"not an error of fusec's: {error!r}") from error
 
     if case["dsl"] is None:

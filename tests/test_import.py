@@ -48,4 +48,4 @@ def test_every_error_is_public() -> None:
 
 def test_unknown_name_is_an_attribute_error() -> None:
     with pytest.raises(AttributeError, match="module 'fusec' has no attribute 'nonesuch'"):
-        _ = fusec.nonesuch  # type: ignore[attr-defined]
+        _ = fusec.nonesuch

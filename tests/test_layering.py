@@ -104,7 +104,7 @@ def environment_reads(tree: ast.Module) -> list[int]:
     for node in ast.walk(tree):
         if isinstance(node, ast.Attribute):
             touched = node.attr in names and isinstance(node.value, ast.Name)
-            touched = touched and node.value.id in ("os", "posix")  # type: ignore[attr-defined]
+            touched = touched and node.value.id in ("os", "posix")
         elif isinstance(node, ast.ImportFrom):
             touched = node.module == "os" and any(alias.name in names for alias in node.names)
         else:

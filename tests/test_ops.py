@@ -80,9 +80,9 @@ def reference_of(op: Op) -> Callable[..., torch.Tensor]:
     if op.name == "ndtr":  # PyTorch's own takes 1 + erf, which cancels
         return lambda x: torch.erfc(x * -math.sqrt(0.5)) / 2
     if isinstance(op.torch, str):
-        return getattr(torch, op.torch)  # type: ignore[no-any-return]
+        return getattr(torch, op.torch)
     function = op.torch
-    return lambda *args: function(torch, *args)  # type: ignore[no-any-return]
+    return lambda *args: function(torch, *args)
 
 
 def bound(op: Op, dtype: torch.dtype, backend: Backend) -> float:
@@ -307,7 +307,7 @@ def torch_function(row: Derived) -> Callable[..., torch.Tensor] | None:
     if row.torch is None:
         return None
     place: Any = torch.nn.functional if row.torch.startswith("F.") else torch
-    return getattr(place, row.torch.removeprefix("F."))  # type: ignore[no-any-return]
+    return getattr(place, row.torch.removeprefix("F."))
 
 
 _FUNCTIONAL = [

@@ -90,7 +90,7 @@ def test_fused_and_unfused(backend: str, program: Program, layouts: Sequence[str
 def test_the_printed_graph_reads_back(program: Program) -> None:
     inputs = relaid_inputs(program, ("contiguous",))
     for mode in ("torch", "precise", "fast"):
-        graph = run_passes(graph_of(program.formula, inputs).graph, mode)  # type: ignore[arg-type]
+        graph = run_passes(graph_of(program.formula, inputs).graph, mode)
         text = print_graph(graph)
         again = parse_graph(text)
         if again.outputs != graph.outputs or again.inputs != graph.inputs:

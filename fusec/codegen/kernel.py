@@ -144,7 +144,6 @@ class Load:
     mask: Level = Level.UNIFORM
     guards: tuple[Expr, ...] = ()  # a gathered position has to be inside its row
     other: float | int = 0
-    eviction: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -282,8 +282,6 @@ class _Printer:
         if guards:
             other = self._dialect.text(Literal(load.other, load.storage.compute), strict=False)
             arguments += [f"mask={' & '.join(guards)}", f"other={other}"]
-        if load.eviction:
-            arguments.append(f'eviction_policy="{load.eviction}"')
         widen = "" if load.storage is load.dtype else f".to(tl.{load.dtype.triton})"
         _line(writer, f"{load.name} = tl.load({', '.join(arguments)}){widen}")
 

@@ -28,6 +28,7 @@ from fusec.ir.node import Dim, Shape
 from fusec.passes.fuse import Plan, Region, plan
 from fusec.passes.pipeline import dump_directory
 from fusec.passes.pipeline import run as run_passes
+from fusec.passes.simplify import Numerics
 
 if TYPE_CHECKING:
     from fusec.frontend.syntax import Program
@@ -55,7 +56,7 @@ class Formula:
     source: Source
     program: Program
     inputs: tuple[str, ...]
-    numerics: str
+    numerics: Numerics
     keepdim: bool
     name: str
     fuse: bool = True
@@ -149,7 +150,7 @@ def specialize(formula: Formula, arguments: Sequence[Argument]) -> Specializatio
     specs = input_specs(formula, arguments)
     sizes = axis_sizes(specs, arguments)
     resolved = resolve(formula.source, formula.program, specs, keepdim=formula.keepdim, sizes=sizes)
-    graph = run_passes(resolved.graph, formula.numerics)  # type: ignore[arg-type]
+    graph = run_passes(resolved.graph, formula.numerics)
     made = plan(graph, formula.name, formula.fuse)
     COUNTERS.specializations += 1
     if settings.get().debug >= 2:

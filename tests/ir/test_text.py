@@ -64,7 +64,7 @@ def test_reading_back_gives_the_same_nodes(graph: Graph) -> None:
 )
 @pytest.mark.parametrize("dtype", [F64, F32, BF16, F16])
 def test_constants_keep_their_bits(value: float, dtype: object) -> None:
-    node = constant(value, dtype)  # type: ignore[arg-type]
+    node = constant(value, dtype)
     graph = Graph((), (Output("y", node),), SideTable(), Source(""))
     assert parse_graph(print_graph(graph)).outputs[0].node is node
 

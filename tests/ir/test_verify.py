@@ -43,7 +43,7 @@ def graph(node: Node, squeeze: tuple[int, ...] = ()) -> Graph:
 
 
 def of(op: str, args: tuple[Node, ...], dtype: DType, shape: Shape, **attributes: object) -> Node:
-    return make(op, args, TensorType(dtype, shape), **attributes)  # type: ignore[arg-type]
+    return make(op, args, TensorType(dtype, shape), **attributes)
 
 
 H32 = of("cast", (leaf("h"),), F32, ())

@@ -40,14 +40,14 @@ def constants(dtype: DType) -> list[Node]:
 @pytest.mark.parametrize("op", [o for o in elementwise() if o.arity < 3], ids=repr)
 @pytest.mark.parametrize("dtype", TYPES, ids=repr)
 def test_folding_is_what_pytorch_computes(op: object, dtype: DType) -> None:
-    rule = op.rule  # type: ignore[attr-defined]
+    rule = op.rule
     if (rule is Rule.FLOAT and not dtype.is_float) or (rule is Rule.BITWISE and dtype.is_float):
         return
-    if dtype is BOOL and op.name in (*NO_BOOLS, "floor_divide"):  # type: ignore[attr-defined]
+    if dtype is BOOL and op.name in (*NO_BOOLS, "floor_divide"):
         return
     result = BOOL if rule is Rule.BOOL else dtype
-    for args in itertools.product(constants(dtype), repeat=op.arity):  # type: ignore[attr-defined]
-        node = make(op, args, TensorType(result, ()))  # type: ignore[arg-type]
+    for args in itertools.product(constants(dtype), repeat=op.arity):
+        node = make(op, args, TensorType(result, ()))
         folded = fold(node)
         if folded is not None:
             assert folded.dtype is result

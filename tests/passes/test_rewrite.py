@@ -146,7 +146,7 @@ def test_deep_chains_take_linear_work(kind: str, mode: str) -> None:
         for _ in range(depth):
             node = CHAINS[kind](node)
         graph = program(node)
-        return lambda: simplify(graph, mode)  # type: ignore[arg-type]
+        return lambda: simplify(graph, mode)
 
     assert grows_linearly(work, 500)
 

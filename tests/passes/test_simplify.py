@@ -106,4 +106,4 @@ def test_precise_keeps_every_bit(program: Program) -> None:
 
 def test_an_unknown_mode_is_refused() -> None:
     with pytest.raises(KeyError):
-        simplify(parse_graph("%0 = constant 1 : f32[]\nreturn y = %0\n"), "exactly")  # type: ignore[arg-type]
+        simplify(parse_graph("%0 = constant 1 : f32[]\nreturn y = %0\n"), "exactly")

@@ -49,7 +49,7 @@ def test_tensors_that_live_have_blocks_of_their_own() -> None:
     ids=["slice", "transpose", "numpy", "dlpack", "detach"],
 )
 def test_a_view_keeps_its_block(view: object) -> None:
-    seen = view(make().fill_(7))  # type: ignore[operator]
+    seen = view(make().fill_(7))
     gc.collect()
     others = [make().fill_(8) for _ in range(3)]
     assert (seen == 7).all()
@@ -86,10 +86,10 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_small_results_and_the_setting_go_without() -> None:
     device = torch.device("cpu")
     small = memory.allocator((10,), (1,), torch.float32, device)
-    assert small.func is torch.empty_strided  # type: ignore[attr-defined]
+    assert small.func is torch.empty_strided
     with settings.override(no_pool=True):
         large = memory.allocator(SHAPE, (1100, 1), torch.float32, device)
-    assert large.func is torch.empty_strided  # type: ignore[attr-defined]
+    assert large.func is torch.empty_strided
 
 
 def test_threads_never_share_a_block() -> None:
