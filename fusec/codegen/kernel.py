@@ -275,6 +275,7 @@ class Config:
     block_cols: int = 1024
     warps: int = 4
     stages: int = 1
+    registers: int = 0  # the most a thread may hold, 0 as the compiler likes
     resident: bool = True  # the row fits the tile: no loop
     even: bool = False  # the row fills the tile: no mask
     wide_index: bool = False  # int64 offsets
@@ -314,5 +315,6 @@ class Kernel:
     body: tuple[Stmt, ...]
     kept: tuple[tuple[str, DType], ...] = ()
     divided: bool = False  # a program works on one of ``config.splits`` parts of its rows
+    flushes: bool = False  # functions may take subnormal numbers for 0
     header: tuple[str, ...] = ()
     origin: dict[str, str] = field(default_factory=dict, hash=False, compare=False)

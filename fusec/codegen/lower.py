@@ -25,6 +25,7 @@ from fusec.codegen.kernel import (
 )
 from fusec.codegen.sweeps import Body, Sweeps, reductions_of, sweeps_of
 from fusec.codegen.values import Values
+from fusec.ir.ops import Kind
 
 __all__ = ["CPP", "TRITON", "Job", "Target", "lower", "reductions_of", "sweeps_of"]
 
@@ -48,9 +49,20 @@ def lower(job: Job) -> Kernel:
         body=tuple(body),
         kept=tuple((name, node.dtype.compute) for node, name in sweeps.kept.items()),
         divided=sweeps.divided,
+        flushes=_may_flush(values),
         header=_header(values),
         origin={"region": job.region.name, "kind": job.region.kind, "reason": job.region.reason},
     )
+
+
+def _may_flush(values: Values) -> bool:
+    """Whether every float operation takes its quick form.
+
+    Then functions and divisions need not keep subnormal numbers, which costs a GPU more
+    instructions than the functions themselves.
+    """
+    computed = (n for n in values.nodes if n.op.kind is Kind.ELEMENTWISE and n.dtype.is_float)
+    return values.job.numerics != "precise" and all(values.fast(node) for node in computed)
 
 
 def _sizes(values: Values) -> tuple[Size, ...]:

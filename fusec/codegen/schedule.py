@@ -14,11 +14,19 @@ from fusec.codegen.kernel import Config, Form
 from fusec.codegen.layout import Arrangement, Operand
 
 RESIDENT_BYTES = 128 * 1024  # registers a program may fill with the tiles of one row
-LOOP_BLOCK, LOOP_WARPS = 8192, 16  # columns a looping program takes at a time
-BYTES_PER_WARP = 2048  # of the row in memory; more warps leave too little work for each
-FULL_GRID = 1024  # programs that keep any present GPU busy
+# Columns a looping program takes at a time: by itself, and where programs share a row.
+LOOP_BLOCK, LOOP_WARPS = 8192, 16
+SHARE_BLOCK, LONG_SHARE_BLOCK, SHARE_WARPS = 4096, 8192, 8
+LONG_SHARE_COLUMNS = 1 << 20
+# Of the row in memory. More warps leave too little work for each; rows that are only read, or
+# that are long, want fewer still.
+BYTES_PER_WARP, LONG_BYTES_PER_WARP = 2048, 4096
+LONG_ROW_BYTES = 32 * 1024
+FULL_GRID = 2048  # programs that keep any present GPU busy
+BUSY_ROWS = 512  # rows that do so by themselves
 SMALLEST_BLOCK = 64
-ELEMENTS_PER_PROGRAM = 2048
+SHORT_COLUMN = 512  # elements reduced along a strided axis that one program takes
+ELEMENTS_PER_PROGRAM = 2048  # of 16 bits; half as many of 32
 PREFETCH_COLUMNS = 32768  # the next row has to fit the cache beside this one
 # From here on offsets are int64; blocks may overhang by less than 2**20.
 WIDE_OFFSETS = 2**31 - 2**20
@@ -27,45 +35,77 @@ WIDE_OFFSETS = 2**31 - 2**20
 def choose_triton(form: Form, accesses: tuple[Operand, ...], arrangement: Arrangement) -> Config:
     """The Config of a Triton kernel for these operands."""
     wide = arrangement.span >= WIDE_OFFSETS or arrangement.rows * arrangement.cols >= WIDE_OFFSETS
+    narrow = max((o.node.dtype.itemsize for o in accesses), default=4) <= 2
+    elements = ELEMENTS_PER_PROGRAM if narrow else ELEMENTS_PER_PROGRAM // 2
     if form is Form.FLAT:
-        narrow = max((o.node.dtype.itemsize for o in accesses), default=4) <= 2
-        return Config(1, 2048 if narrow else 1024, warps=4, wide_index=wide)
+        return Config(1, elements, warps=4, wide_index=wide)
     if form is Form.TILE:
-        return _tile(arrangement, wide)
+        return _tile(arrangement, wide, elements)
     if _rows_contiguous(arrangement):
-        config = Config(64, 64, warps=4, resident=False, wide_index=wide, lanes_along_rows=True)
+        return _columns(accesses, arrangement, wide)
+    config = _rows(accesses, arrangement, wide)
+    return config if config.resident else _shared(config, arrangement)
+
+
+def _shared(config: Config, arrangement: Arrangement) -> Config:
+    """A looping kernel, or where rows are few one whose programs share them."""
+    block = LONG_SHARE_BLOCK if arrangement.cols >= LONG_SHARE_COLUMNS else SHARE_BLOCK
+    splits = _splits(arrangement.rows, arrangement.cols, block)
+    if arrangement.rows > BUSY_ROWS or splits == 1:
+        return config
+    return replace(config, block_cols=block, warps=SHARE_WARPS, splits=splits)
+
+
+def _columns(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -> Config:
+    """Reductions along a strided axis. Tiles are as long in memory as fills the GPU."""
+    across, along = arrangement.rows, arrangement.cols  # contiguous, reduced
+    narrow = max((o.node.dtype.itemsize for o in accesses), default=4) <= 2
+    splits = 1
+    if along <= SHORT_COLUMN:
+        busy = max(16, _cover(across, 16) * 2 // FULL_GRID)
+        rows = 128 if along <= 32 else min(128, busy)
+        cols = 8 if rows == 128 else min(_cover(along, 8), 2048 // rows)
+        warps = 1 if rows == 128 else max(1, rows * cols // 512)
     else:
-        config = _rows(accesses, arrangement, wide)
-    return config if config.resident else replace(config, splits=_splits(config, arrangement))
+        rows, cols, warps = (128, 16, 2) if narrow and across >= 32768 else (64, 64, 2)
+        splits = _splits(2 * -(-across // rows), along, 4 * cols)
+    return Config(
+        rows, cols, warps, resident=False, wide_index=wide, splits=splits, lanes_along_rows=True
+    )
 
 
-def _splits(config: Config, arrangement: Arrangement) -> int:
-    """How many programs share a row: enough to fill the GPU, each with a few tiles at least."""
-    programs = -(-arrangement.rows // config.block_rows)
-    room = arrangement.cols // (4 * config.block_cols)
-    wanted = min(FULL_GRID // programs, room)
+def _splits(programs: int, length: int, least: int) -> int:
+    """How many programs share a reduction: enough to fill the GPU, of ``least`` elements each."""
+    wanted = min(FULL_GRID // programs, length // least)
     return 1 if wanted < 2 else 1 << (wanted.bit_length() - 1)
 
 
-def _tile(arrangement: Arrangement, wide: bool) -> Config:
+def _tile(arrangement: Arrangement, wide: bool, elements: int) -> Config:
     """Wide tiles where every operand runs along the columns, square ones where one does not."""
     if any(strides and strides[-1] not in (0, 1) for strides in arrangement.layout.strides):
-        return Config(32, 64, warps=4, wide_index=wide)
-    columns = min(_cover(arrangement.cols), ELEMENTS_PER_PROGRAM)
-    return Config(max(1, ELEMENTS_PER_PROGRAM // columns), columns, warps=4, wide_index=wide)
+        return Config(64, 64, warps=4, wide_index=wide)
+    columns = min(_cover(arrangement.cols), elements)
+    return Config(max(1, elements // columns), columns, warps=4, wide_index=wide)
 
 
 def _rows(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -> Config:
     """A row in registers while its tiles fit, else a loop; several short rows to a program."""
     block = _cover(arrangement.cols)
-    full = [o for k, o in enumerate(accesses) if o.kind != "root" and _is_tile(k, arrangement)]
-    if block * 4 * max(1, len(full)) > RESIDENT_BYTES:
+    full = [o for k, o in enumerate(accesses) if _is_tile(k, arrangement)]
+    read = [o for o in full if o.kind != "root"]
+    if block * 4 * -(-max(1, len(read)) // 2) > RESIDENT_BYTES:  # two are mostly joined at once
         return Config(1, LOOP_BLOCK, LOOP_WARPS, resident=False, wide_index=wide)
-    if block < 1024 and arrangement.layout.rows:
-        return Config(ELEMENTS_PER_PROGRAM // block, block, warps=4, wide_index=wide)
+    even = block == arrangement.cols
     stored = max((o.node.dtype.itemsize for o in full), default=4)
-    warps = min(16, max(2, block * stored // BYTES_PER_WARP)) if block < 32768 else 32
-    even = block == arrangement.cols and block >= 1024
+    if len(full) == len(read):
+        rows = max(1, LONG_BYTES_PER_WARP // (block * stored)) if arrangement.layout.rows else 1
+        warps = min(32, max(1, block * stored // LONG_BYTES_PER_WARP))
+        return Config(rows, block, warps, even=even, wide_index=wide)
+    if block < 1024 and arrangement.layout.rows:
+        rows = ELEMENTS_PER_PROGRAM // block
+        return Config(rows, block, warps=4, even=even, wide_index=wide)
+    share = LONG_BYTES_PER_WARP if block * stored >= LONG_ROW_BYTES else BYTES_PER_WARP
+    warps = min(16, max(2, block * stored // share)) if block < 32768 else 32
     return Config(1, block, warps, even=even, wide_index=wide)
 
 
@@ -76,9 +116,9 @@ def _is_tile(operand: int, arrangement: Arrangement) -> bool:
     return any(strides[rows:]) and (any(strides[:rows]) or not rows)
 
 
-def _cover(columns: int) -> int:
-    """The smallest power of two that holds ``columns``, at least SMALLEST_BLOCK."""
-    return max(SMALLEST_BLOCK, 1 << max(0, columns - 1).bit_length())
+def _cover(columns: int, least: int = SMALLEST_BLOCK) -> int:
+    """The smallest power of two that holds ``columns``, and ``least``."""
+    return max(least, 1 << max(0, columns - 1).bit_length())
 
 
 def _rows_contiguous(arrangement: Arrangement) -> bool:

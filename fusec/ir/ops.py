@@ -318,7 +318,7 @@ _ROWS: tuple[Op, ...] = (
     _binary("minimum", "the smaller of two values; NaN wins", triton=Lowering(_NAN_MIN,
             boolean=Infix("&", _LOW)), sympy="Min"),
     # Exponentials and logarithms.
-    _unary("exp", "e to the power x", triton=_libdevice("exp", "tl.exp"), sympy="exp"),
+    _unary("exp", "e to the power x", triton=_libdevice("exp", "_exp"), sympy="exp"),
     _unary("exp2", "2 to the power x", triton=_libdevice("exp2", "tl.exp2")),
     _unary("expm1", "exp(x) - 1, accurate near 0", triton=_libdevice("expm1")),
     _unary("log", "natural logarithm", triton=_libdevice("log", "_log"), sympy="log",

@@ -260,6 +260,11 @@ EXACT: tuple[Rule, ...] = (
 # NaN.
 _SIGMOID = 1 + exp(x * -2)
 
+# tanh(log(1 + u)) = ((1 + u)^2 - 1) / ((1 + u)^2 + 1), which neither cancels nor needs a logarithm.
+# Above 20 it is 1, and stopping there keeps u^2 finite.
+_SOFTPLUS = where(gt(x, 20), x, log1p(exp(x)))  # as ir/derived.py spells it
+_U = exp(minimum(x, 20))
+
 ACCURATE: tuple[Rule, ...] = (
     Rule("rsqrt", 1 / sqrt(x), rsqrt(x),
          "accurate", why="one rounding less, or the machine's 2 ulp"),
@@ -272,6 +277,8 @@ ACCURATE: tuple[Rule, ...] = (
     Rule("tanh-gate-last", 0.5 * (a * (1 + tanh(x))), a / _SIGMOID, "accurate"),
     Rule("erf-gate-narrow", (0.5 * a) * (1 + erf(x * math.sqrt(0.5))), a * ndtr(x),
          "accurate", narrow, "1 + erf cancels for negative x, the distribution does not"),
+    Rule("tanh-softplus", tanh(_SOFTPLUS), (_U * (_U + 2)) / (_U * (_U + 2) + 2),
+         "accurate", floats, "3 ulp, as far as tanh of a rounded logarithm is"),
     Rule("pow-four-narrow", x ** 4, (x * x) * (x * x),
          "accurate", narrow, "1.5 ulp of float32 at most"),
     Rule("two-pow", 2 ** x, exp2(x), "accurate", floats),

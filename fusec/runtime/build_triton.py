@@ -71,7 +71,9 @@ class TritonProgram:
     divisible_by_8: frozenset[str] = frozenset()  # enough for wide loads of 16-bit elements
     num_warps: int = 4
     num_stages: int = 3
+    registers: int = 0  # the most a thread may hold, 0 as the compiler likes
     fp_fusion: bool = False
+    flushes: bool = False  # functions may take subnormal numbers for 0
 
     def parameter_types(self) -> tuple[str, ...]:
         """The types of the arguments that a launch passes: the signature without constants."""
@@ -166,8 +168,9 @@ def _key(program: TritonProgram, target: Target) -> str:
             "constants": repr(program.constants),
             "divisible": repr(sorted(program.divisible_by_16)),
             "divisible by 8": repr(sorted(program.divisible_by_8)),
-            "recipe": "subnormals kept",  # changes with the options that _run_triton passes
-            "options": f"{program.num_warps} {program.num_stages} {program.fp_fusion}",
+            "recipe": "may flush",  # changes with the options that _run_triton passes
+            "options": f"{program.num_warps} {program.num_stages} {program.registers}",
+            "floats": f"fused {program.fp_fusion} flushed {program.flushes}",
             "target": repr(target),
             "environment": repr(environment),
             "triton": triton_version(),
@@ -279,9 +282,10 @@ def _run_triton(program: TritonProgram, target: Target, path: Path) -> Any:
         "num_stages": program.num_stages,
         "enable_fp_fusion": program.fp_fusion,  # the default differs between versions of Triton
     }
+    if target.backend == "cuda" and program.registers:
+        options["maxnreg"] = program.registers
     if target.backend == "cuda" and _knows_flushing():
-        # Subnormal numbers are numbers: libdevice flushes them to zero in the mode "fast" alone.
-        options["enable_reflect_ftz"] = program.fp_fusion
+        options["enable_reflect_ftz"] = program.flushes
     gpu = GPUTarget(target.backend, target.arch, target.warp_size)
     return triton.compile(source, target=gpu, options=options)
 

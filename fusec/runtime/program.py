@@ -41,7 +41,9 @@ def triton_program(
         divisible_by_8=divisible(kernel, sizes, 8) - divisible(kernel, sizes, 16),
         num_warps=kernel.config.warps,
         num_stages=kernel.config.stages,
+        registers=kernel.config.registers,
         fp_fusion=numerics == "fast",
+        flushes=kernel.flushes,
     )
 
 

@@ -31,25 +31,20 @@ def causal_softmax_kernel(
     row = tl.program_id(0) * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]
     row_mask = row < rows
     col = tl.arange(0, BLOCK_COLS)[None, :]
-    col_mask = col < cols
     row_1 = row % row_size_1
     row_0 = row // row_size_1
     # load
     scores = tl.load(
-        scores_ptr + row_0 * scores_row_stride_0 + row_1 * cols + col,
-        mask=row_mask & col_mask,
-        other=0.0,
+        scores_ptr + row_0 * scores_row_stride_0 + row_1 * cols + col, mask=row_mask, other=0.0
     )
     # reduce: row_max
     allowed = col <= row_1
     t0 = tl.where(allowed, scores * scale, float("-inf"))
-    row_max = tl.reduce(
-        tl.where(col_mask, t0, float("-inf")), axis=1, keep_dims=True, combine_fn=_maximum
-    )
+    row_max = tl.reduce(t0, axis=1, keep_dims=True, combine_fn=_maximum)
     # reduce: row_sum
     t1 = libdevice.exp(t0 - row_max)
-    row_sum = tl.sum(tl.where(col_mask, t1, 0.0), axis=1, keep_dims=True)
+    row_sum = tl.sum(t1, axis=1, keep_dims=True)
     t2 = tl.div_rn(1.0, row_sum)
     out = t1 * t2
     # store
-    tl.store(out_ptr + row_0 * out_row_stride_0 + row_1 * cols + col, out, mask=row_mask & col_mask)
+    tl.store(out_ptr + row_0 * out_row_stride_0 + row_1 * cols + col, out, mask=row_mask)

@@ -153,6 +153,8 @@ REDUCING = ("sum-scaled", "sum-of-neg", "sum-of-one")
 # Its constant is the float32 nearest to sqrt(1/2), so it is no identity of real numbers: the bound
 # on the error above is what holds it.
 ROUNDED = ("erf-gate-narrow",)
+# Differs from the truth by less than 1e-17 above a limit, which is no identity for sympy either.
+LIMITED = ("tanh-softplus",)
 
 
 @pytest.mark.parametrize(
@@ -170,7 +172,9 @@ def test_rules_hold_for_real_numbers(rule: Rule) -> None:
 
 
 @pytest.mark.parametrize(
-    "rule", [r for r in (*ACCURATE, *REAL) if r.name not in REDUCING + ROUNDED], ids=by_name
+    "rule",
+    [r for r in (*ACCURATE, *REAL) if r.name not in REDUCING + ROUNDED + LIMITED],
+    ids=by_name,
 )
 def test_sympy_agrees(rule: Rule) -> None:
     import sympy
