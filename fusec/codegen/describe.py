@@ -23,6 +23,7 @@ from fusec.codegen.kernel import (
     Recall,
     Reduce,
     Ref,
+    Start,
     Stmt,
     Store,
     Sweep,
@@ -61,7 +62,8 @@ def _body(statements: tuple[Stmt, ...], writer: Writer) -> None:
                     f"{accumulator.lanes} : {accumulator.accumulate.name}"
                     f" = {accumulator.identity.value}"
                 )
-            with writer.block("for each tile of the row:"):
+            order = ", the last first" if statement.backwards else ""
+            with writer.block(f"for each tile of the row{order}:"):
                 _body(statement.body, writer)
             for accumulator in statement.accumulators:
                 writer.line(f"{accumulator.name} = {accumulator.op.name} of {accumulator.lanes}")
@@ -73,7 +75,7 @@ def _statement(statement: Stmt) -> str:
     match statement:
         case Comment(text=text):
             return f"# {text}"
-        case Let(name=name, value=value):
+        case Let(name=name, value=value) | Start(name=name, value=value):
             return f"{name} = {_text(value)}"
         case Load(name=name, access=access, guards=guards):
             condition = f" if {' and '.join(_text(g) for g in guards)}" if guards else ""

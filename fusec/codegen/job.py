@@ -22,10 +22,11 @@ class Target:
     keeps: bool  # a row's values can be buffered between sweeps
     wide_sums: bool  # float32 sums accumulate in float64
     wide_index: bool  # index variables are int64 whatever the sizes
+    online: bool  # a loop may run two reductions of which the second needs the first
 
 
-TRITON = Target("triton", masks=True, keeps=False, wide_sums=False, wide_index=False)
-CPP = Target("cpp", masks=False, keeps=True, wide_sums=True, wide_index=True)
+TRITON = Target("triton", masks=True, keeps=False, wide_sums=False, wide_index=False, online=True)
+CPP = Target("cpp", masks=False, keeps=True, wide_sums=True, wide_index=True, online=False)
 
 
 @dataclass(frozen=True, slots=True)

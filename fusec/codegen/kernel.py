@@ -130,6 +130,15 @@ class Let:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Start:
+    """``name``, one value for each row, before the first tile; a sweep gives it new values."""
+
+    name: str
+    value: Literal
+    level: Level
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Load:
     """``name`` = the element at ``access``, widened from ``storage`` to ``dtype``.
 
@@ -221,7 +230,8 @@ class Recall:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Sweep:
-    """A loop over the tiles of a row.
+    """A loop over the tiles of a row, from the last to the first where ``backwards``: what an
+    earlier sweep has read last is still in the cache.
 
     While it computes, ``ahead`` of the next row and ``target`` of this one come into the cache.
     """
@@ -230,10 +240,11 @@ class Sweep:
     accumulators: tuple[Accumulator, ...]
     ahead: tuple[Access, ...] = ()  # read soon
     target: tuple[Access, ...] = ()  # written soon
+    backwards: bool = False
 
 
 Stmt: TypeAlias = (
-    "Comment | Let | Load | Store | Reduce | Combine | Accumulate | Keep | Recall | Sweep"
+    "Comment | Let | Start | Load | Store | Reduce | Combine | Accumulate | Keep | Recall | Sweep"
 )
 
 

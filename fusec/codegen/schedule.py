@@ -14,8 +14,8 @@ from fusec.codegen.kernel import Config, Form
 from fusec.codegen.layout import Arrangement, Operand
 
 RESIDENT_BYTES = 128 * 1024  # registers a program may fill with the tiles of one row
-# Columns a looping program takes at a time: by itself, and where programs share a row.
-LOOP_BLOCK, LOOP_WARPS = 8192, 16
+# What a looping program takes at a time: bytes of each row by itself, columns where programs share.
+LOOP_BYTES, LOOP_WARPS = 32 * 1024, 16
 SHARE_BLOCK, LONG_SHARE_BLOCK, SHARE_WARPS = 4096, 8192, 8
 LONG_SHARE_COLUMNS = 1 << 20
 # Of the row in memory. More warps leave too little work for each; rows that are only read, or
@@ -93,10 +93,10 @@ def _rows(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -
     block = _cover(arrangement.cols)
     full = [o for k, o in enumerate(accesses) if _is_tile(k, arrangement)]
     read = [o for o in full if o.kind != "root"]
-    if block * 4 * -(-max(1, len(read)) // 2) > RESIDENT_BYTES:  # two are mostly joined at once
-        return Config(1, LOOP_BLOCK, LOOP_WARPS, resident=False, wide_index=wide)
-    even = block == arrangement.cols
     stored = max((o.node.dtype.itemsize for o in full), default=4)
+    if block * 4 * -(-max(1, len(read)) // 2) > RESIDENT_BYTES:  # two are mostly joined at once
+        return Config(1, LOOP_BYTES // stored, LOOP_WARPS, resident=False, wide_index=wide)
+    even = block == arrangement.cols
     if len(full) == len(read):
         rows = max(1, LONG_BYTES_PER_WARP // (block * stored)) if arrangement.layout.rows else 1
         warps = min(32, max(1, block * stored // LONG_BYTES_PER_WARP))

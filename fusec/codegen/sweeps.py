@@ -33,6 +33,7 @@ from fusec.codegen.kernel import (
     Term,
 )
 from fusec.codegen.layout import region_nodes
+from fusec.codegen.online import Online, Pair, pairs, stages
 from fusec.codegen.parameters import accumulated
 from fusec.codegen.values import Values
 from fusec.ir.dtypes import BOOL, F32, F64, I32, DType
@@ -95,6 +96,7 @@ class Sweeps:
     kept: dict[Node, str] = field(default_factory=dict)
     divided: bool = False
     _stage: dict[Node, int] = field(default_factory=dict)
+    _pairs: dict[Node, Pair] = field(default_factory=dict)  # by their second reduction
     _done: set[Node] = field(default_factory=set)
 
     def statements(self) -> list[Stmt]:
@@ -133,12 +135,12 @@ class Sweeps:
         reductions = [n for n in values.nodes if self._is_reduction(n)]
         mine = [n for n in reductions if self._stage[n] == part]
         roots = [] if mine else list(values.job.region.roots)
-        wanted = self._wanted([n.args[0] for n in mine] + [r.node for r in roots])
+        wanted = self._wanted([self._reduced(n) for n in mine] + [r.node for r in roots])
         outside = [n for n in values.nodes if n in wanted and not values.varies(n)]
         body = Body()
         for stage in range(part):
             known = [n for n in reductions if n in wanted and self._stage[n] == stage]
-            body.add("combine the parts", [self._combine(n) for n in known])
+            body.add("combine the parts", self._combine(known))
             self._emit_rows([n for n in outside if self._stage[n] <= stage], body)
         tiles = [r for r in roots if values.varies(r.node)]
         self.divided = bool(mine or tiles)
@@ -162,11 +164,21 @@ class Sweeps:
                 stack.extend(node.args)
         return found
 
-    def _combine(self, node: Node) -> Combine:
-        values, level = self.values, self.values.levels[node]
-        name, kind = values.name(node), accumulated(node)
-        values.at_hand[node] = _as_result(node, Ref(name, kind, level))
-        return Combine(name, node.op, values.part(node, written=False), kind, values.mask(level))
+    def _combine(self, nodes: list[Node]) -> list[Stmt]:
+        """The reductions of whole rows from what programs that share them have left."""
+        values = self.values
+        out: list[Stmt] = []
+        for node in nodes:
+            pair = self._pairs.get(node) or self._pair_of_first.get(node)
+            if pair is not None:
+                if node not in values.at_hand:
+                    Online(values, pair).combine(out)
+                continue
+            name, kind, level = values.name(node), accumulated(node), values.levels[node]
+            values.at_hand[node] = _as_result(node, Ref(name, kind, level))
+            access = values.part(node, written=False)
+            out.append(Combine(name, node.op, access, kind, values.mask(level)))
+        return out
 
     def _store_part(self, node: Node) -> Store:
         values, level = self.values, self.values.levels[node]
@@ -179,13 +191,18 @@ class Sweeps:
 
     def _find_stages(self) -> None:
         """How many sweeps have to be over before each value is known."""
-        for node in self.values.nodes:
-            below = (
-                0
-                if node in self.values.reads
-                else max((self._stage[a] for a in node.args), default=0)
-            )
-            self._stage[node] = below + self._is_reduction(node)
+        values = self.values
+        online = values.job.target.online and not values.job.config.resident
+        self._stage = stages(values.nodes, values.reads, online)
+        self._pairs = pairs(values.nodes, values.reads) if online else {}
+
+    @property
+    def _pair_of_first(self) -> dict[Node, Pair]:
+        return {pair.first: pair for pair in self._pairs.values()}
+
+    def _reduced(self, node: Node) -> Node:
+        """What a sweep has to know of each element to compute the reduction ``node``."""
+        return self._pairs[node].value if node in self._pairs else node.args[0]
 
     def _emit_rows(self, nodes: list[Node], body: Body, roots: Sequence[Root] = ()) -> list[Stmt]:
         """What is known once for each row; the stores of ``roots`` are for the caller to place."""
@@ -208,7 +225,7 @@ class Sweeps:
         computed: set[Node] = set()
         needed: dict[int, list[Node]] = {}
         for sweep in range(1, last + 2):
-            roots = [n.args[0] for n in reductions if self._stage[n] == sweep]
+            roots = [self._reduced(n) for n in reductions if self._stage[n] == sweep]
             roots += [r.node for r in stores.get(sweep, [])]
             found, recalled = self._columns(roots, computed & costly)
             for node in self.values.nodes:
@@ -265,7 +282,13 @@ class Sweeps:
             if node in self.kept and node not in self._done:
                 fresh.append(Keep(self.kept[node], values.at_hand[node]))
         self._done.update(needed)
-        running = [self._reduce(node, fresh) for node in reductions]
+        online = [Online(values, self._pairs[n]) for n in reductions if n in self._pairs]
+        for pair in online:
+            pair.update(fresh)
+        alone = [
+            n for n in reductions if not any(n in (p.pair.first, p.pair.second) for p in online)
+        ]
+        running = [self._reduce(node, fresh) for node in alone]
         stored: list[Stmt] = []
         values.store(stores, fresh, stored)
         if resident:
@@ -277,8 +300,13 @@ class Sweeps:
         accumulators = tuple(a for a in running if a is not None)
         ahead = self._ahead(reductions, fresh)
         target = self._target(reductions) if ahead else ()
-        loop = Sweep((*fresh, *stored), accumulators, ahead, target)
-        body.add(_title(values, reductions, stores), [loop])
+        backwards = values.job.target.online and not reductions
+        loop = Sweep((*fresh, *stored), accumulators, ahead, target, backwards)
+        starts = [start for pair in online for start in pair.starts()]
+        ends: list[Stmt] = []
+        for pair in online if not values.job.part else []:
+            pair.finish(ends)
+        body.add(_title(values, reductions, stores), [*starts, loop, *ends])
         return []
 
     def _ahead(self, reductions: list[Node], loads: list[Stmt]) -> tuple[Access, ...]:
@@ -352,14 +380,9 @@ def reductions_of(region: Region) -> list[Node]:
     return [n for n in region_nodes(region) if n.op.kind is Kind.REDUCTION and n not in stop]
 
 
-def sweeps_of(region: Region) -> int:
+def sweeps_of(region: Region, online: bool) -> int:
     """How many times a region's kernel has to go over its rows before every reduction is known."""
-    stop = {node for _, node in region.reads}
-    stage: dict[Node, int] = {}
-    for node in region_nodes(region):
-        below = 0 if node in stop else max((stage[a] for a in node.args), default=0)
-        stage[node] = below + (node.op.kind is Kind.REDUCTION and node not in stop)
-    return max(stage.values())
+    return max(stages(region_nodes(region), [node for _, node in region.reads], online).values())
 
 
 def _identity(node: Node, kind: DType) -> int | float:

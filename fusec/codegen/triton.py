@@ -27,6 +27,7 @@ from fusec.codegen.kernel import (
     Masked,
     Reduce,
     Ref,
+    Start,
     Stmt,
     Store,
     Sweep,
@@ -205,6 +206,8 @@ class _Printer:
     def _row_index(self, program: str, writer: Writer) -> None:
         """The row or rows of a program, and where several share them its part of the columns."""
         kernel = self.kernel
+        if kernel.divided and any(isinstance(s, Sweep) and s.backwards for s in kernel.body):
+            program = f"tl.num_programs(0) - 1 - {program}"
         if kernel.divided:
             writer.line(f"program = {program}")
             program = "program // SPLITS"
@@ -217,7 +220,7 @@ class _Printer:
             writer.line("split = program % SPLITS")
             writer.line("first = split * chunk")
             writer.line("last = tl.minimum(first + chunk, cols)")
-        if any(isinstance(s, Combine) for s in kernel.body):
+        if any(isinstance(s, Combine) or _reads_parts(s) for s in kernel.body):
             whole = "tl.arange(0, SPLITS)"
             writer.line(f"part = {whole if self._flat_rows else f'{whole}[None, :]'}")
 
@@ -245,8 +248,8 @@ class _Printer:
         for statement in statements:
             if isinstance(statement, Comment):
                 writer.line(f"# {statement.text}")
-            elif isinstance(statement, Let):
-                _line(writer, f"{statement.name} = {self._dialect.text(statement.value)}")
+            elif isinstance(statement, (Let, Start)):
+                _line(writer, f"{statement.name} = {self._value(statement)}")
             elif isinstance(statement, Load):
                 self._load(statement, writer)
             elif isinstance(statement, Store):
@@ -264,6 +267,13 @@ class _Printer:
                 self._sweep(statement, writer)
             else:
                 raise AssertionError(f"Triton kernels keep no rows: {statement}")
+
+    def _value(self, statement: Let | Start) -> str:
+        if isinstance(statement, Let):
+            return self._dialect.text(statement.value)
+        shape = "[]" if self._flat_rows else "[BLOCK_ROWS, 1]"
+        value = statement.value
+        return f"tl.full({shape}, {_number(value)}, tl.{value.dtype.triton})"
 
     def _address(self, access: Access) -> str:
         parts = [access.buffer]
@@ -320,8 +330,13 @@ class _Printer:
         shape = f"[{self._block()}]" if self._flat_rows else "[BLOCK_ROWS, BLOCK_COLS]"
         for accumulator in sweep.accumulators:
             _line(writer, f"{accumulator.lanes} = {self._start(accumulator, shape)}")
-        bounds = "first, last" if self.kernel.divided else "0, cols"
-        with writer.block(f"for start in range({bounds}, {self._block()}):"):
+        first, last = ("first", "last") if self.kernel.divided else ("0", "cols")
+        loop = f"for start in range({first}, {last}, {self._block()}):"
+        if sweep.backwards and not self.kernel.divided:
+            loop = f"for tile in range(tl.cdiv(cols, {self._block()}) - 1, -1, -1):"
+        with writer.block(loop):
+            if sweep.backwards and not self.kernel.divided:
+                writer.line(f"start = tile * {self._block()}")
             writer.line(f"col = start + {self._lanes()}")
             writer.line(f"{self._col_mask} = col < cols")
             self._variables(Level.COL, writer)
@@ -335,6 +350,13 @@ class _Printer:
         return (
             f"tl.full({shape}, {_number(accumulator.identity)}, tl.{accumulator.accumulate.triton})"
         )
+
+
+def _reads_parts(statement: Stmt) -> bool:
+    """Whether a statement loads what programs that share a row have left."""
+    return isinstance(statement, Load) and any(
+        term.variable == "part" for term in statement.access.terms
+    )
 
 
 def _line(writer: Writer, statement: str) -> None:

@@ -251,7 +251,9 @@ def _form(region: Region, arrangement: Arrangement) -> Form:
 
 def parts_of(laid: LaidOut) -> range:
     """The kernels of a laid-out region: number 0 alone, or where programs share rows 1 and on."""
-    return range(1, sweeps_of(laid.region) + 2) if laid.config.splits > 1 else range(1)
+    if laid.config.splits == 1:
+        return range(1)
+    return range(1, sweeps_of(laid.region, TRITON.online) + 2)
 
 
 def kernel_of(
