@@ -25,7 +25,7 @@ import fusec
 from fusec.cli.bench import case_json, cells, choose_device, significant, write_report
 from fusec.cli.contenders import make_case
 from fusec.cli.options import complete, parse_inputs
-from fusec.runtime.bench import compare
+from fusec.runtime.bench import Effort, compare
 from fusec.runtime.record import device_name, environment
 from fusec.runtime.timing import first_call
 from fusec.source import Source
@@ -104,8 +104,7 @@ def measure(
         ready.inputs,
         ready.reference,
         device=device,
-        seconds=seconds,
-        first_calls=first_calls,
+        effort=Effort(seconds, first_calls=first_calls),
     )
     print(f"{case.name}: a copy reaches {significant(report.copy_gigabytes_per_second)} GB/s")
     for row in report.measurements:

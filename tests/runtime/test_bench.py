@@ -73,7 +73,7 @@ def test_compare_fills_every_column_and_keeps_failures() -> None:
         [x],
         lambda: torch.relu(x.double()),
         device="cpu",
-        seconds=0.1,
+        effort=bench.Effort(0.1),
         progress=lambda what, fraction: seen.append(fraction),
     )
     relu, wrong, failed, childless = report.measurements
@@ -127,8 +127,7 @@ def test_device_time_kernels_and_host_time_on_a_gpu() -> None:
         [x],
         lambda: torch.relu(x.double()),
         device="cuda",
-        seconds=0.5,
-        first_calls=False,
+        effort=bench.Effort(0.5, first_calls=False),
     )
     relu, three = report.measurements
     assert (relu.kernels, three.kernels) == (1, 3)

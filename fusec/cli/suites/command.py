@@ -1,0 +1,135 @@
+"""``fusec bench --suite``: goes over the cases, shows each, keeps what is measured.
+
+May import everything below cli, and cli.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from fusec.cli.output import console
+from fusec.cli.suites.case import Suite, SuiteCase
+from fusec.cli.suites.declared import SUITES
+from fusec.cli.suites.measure import Plan, line, measure
+from fusec.cli.suites.request import Request
+from fusec.cli.suites.results import ResultFile, default_path
+from fusec.cli.suites.selection import Selection
+from fusec.cli.suites.systems import choose_systems
+from fusec.errors import FusecError, UnknownNameError, did_you_mean
+
+
+def find_suites(names: Sequence[str]) -> list[Suite]:
+    """The suites of these names; UnknownNameError with the nearest one."""
+    for name in names:
+        if name not in SUITES:
+            raise UnknownNameError(
+                f"there is no suite '{name}' (there are {', '.join(SUITES)})",
+                hint=did_you_mean(name, SUITES),
+            )
+    return [SUITES[name] for name in names]
+
+
+def list_cases(names: Sequence[str], selection: Selection, device: str) -> list[str]:
+    """A line for each suite, or for each chosen case of the suites that are named."""
+    if not names:
+        return [
+            f"{s.name:<10} {len(selection.choose(s.cases(device))):>5} cases  {s.doc}"
+            for s in SUITES.values()
+        ]
+    return [
+        f"{case.suite:<10} {case.name:<40} {case.operation.formula}"
+        for suite in find_suites(names)
+        for case in selection.choose(suite.cases(device))
+    ]
+
+
+def run(request: Request) -> None:
+    """Measure the chosen cases of each suite; FusecError where nothing can be measured."""
+    suites = find_suites(request.suites)
+    choose_systems(request.systems)
+    if request.output is not None and len(suites) > 1 and request.output.suffix:
+        raise FusecError(
+            f"{len(suites)} suites cannot share {request.output}", hint="--json names a folder then"
+        )
+    deadline = time.monotonic() + request.budget if request.budget else float("inf")
+    for suite in suites:
+        _run_suite(suite, request, deadline)
+
+
+def _run_suite(suite: Suite, request: Request, deadline: float) -> None:
+    cases = request.selection.choose(suite.cases(request.device))
+    if not cases:
+        raise FusecError(
+            f"no case of '{suite.name}' passes the filters",
+            hint=f"fusec bench --suite {suite.name} --list shows them",
+        )
+    file = _open(suite, request)
+    todo = [case for case in cases if not (request.resume and case.name in file.cases)]
+    plan = Plan(
+        request.device,
+        choose_systems(request.systems) or suite.systems,
+        request.seconds,
+        request.error,
+    )
+    done = 0
+    try:
+        for case in todo:
+            if time.monotonic() > deadline:
+                break
+            result = measure(case, plan)
+            file.add(result)
+            done += 1
+            _say(done, len(todo), result)
+    except KeyboardInterrupt:
+        _complain(f"stopped: {_left(file, done, todo)}")
+        raise
+    if done < len(todo):
+        _complain(f"the budget of {request.budget:g} s is spent: {_left(file, done, todo)}")
+    else:
+        console().print(f"{len(file.cases)} cases in {file.path}", soft_wrap=True)
+
+
+def _open(suite: Suite, request: Request) -> ResultFile:
+    from fusec.runtime.record import device_name, environment
+
+    facts = asdict(environment())
+    if request.commit is not None:
+        facts["commit"] = request.commit
+    facts = {**facts, "suite": suite.name, "device_name": device_name(request.device)}
+    file = ResultFile(_path(suite, request), facts)
+    if request.resume or request.merge:
+        file.join()
+    return file
+
+
+def _path(suite: Suite, request: Request) -> Path:
+    usual = default_path(request.device, suite.name)
+    if request.output is None:
+        if usual.exists() and not (request.resume or request.merge):
+            raise FusecError(
+                f"{usual} exists",
+                hint="--resume adds the cases it lacks, --merge measures cases anew and keeps the "
+                "others, and --json names another file",
+            )
+        return usual
+    return request.output if request.output.suffix else request.output / usual.name
+
+
+def _left(file: ResultFile, done: int, todo: Sequence[SuiteCase]) -> str:
+    """What is measured, what is not, and how to go on."""
+    left = len(todo) - done
+    first = f", from {todo[done].name} on" if left else ""
+    return f"{done} cases are in {file.path}, {left} are left out{first}; --resume goes on"
+
+
+def _say(done: int, total: int, result: dict[str, Any]) -> None:
+    console().print(f"[{done}/{total}] {line(result)}", markup=False, soft_wrap=True)
+
+
+def _complain(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
