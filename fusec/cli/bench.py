@@ -8,7 +8,7 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -16,9 +16,9 @@ import typer
 
 from fusec.cli import options
 from fusec.cli.output import console
-from fusec.cli.suites.request import SUITE_SECONDS, Request
+from fusec.cli.suites.request import Request
 from fusec.cli.suites.selection import make_selection, split
-from fusec.errors import FusecError, UnsupportedError
+from fusec.errors import FusecError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 _GPU_SIZE = 16384
 _SECONDS = 5.0
-_DEVICES = ("cpu", "cuda")
 _LONGEST_TITLE = 76  # columns
 _COLUMNS = ("ms", "GB/s", "% copy", "host µs", "kernels", "first s", "error")
 
@@ -116,6 +115,9 @@ def bench(
     merge: Annotated[
         bool, typer.Option("--merge", help="Measure cases again and keep the others of the file.")
     ] = False,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Start the file of a suite anew.")
+    ] = False,
     commit: Annotated[
         str | None,
         typer.Option("--commit", help="The commit, in a copy of a checkout without its history."),
@@ -133,12 +135,14 @@ def bench(
                 selection=make_selection(only, dtype, columns, rows, elements),
                 systems=split(contenders),
                 device=device or "",
-                seconds=SUITE_SECONDS if seconds is None else seconds,
+                seconds=seconds,
                 error=not no_error,
                 budget=budget,
                 output=json_file,
                 resume=resume,
                 merge=merge,
+                overwrite=overwrite,
+                first_calls=not no_first_call,
                 commit=commit,
             ),
             formula,
@@ -152,7 +156,7 @@ def bench(
     options.choose(backend, options.BACKENDS, "--backend")
     given = options.parse_inputs(inputs or ())
     source = options.read_formula(formula)
-    place = choose_device(device)
+    place = options.choose_device(device)
 
     from fusec import api
     from fusec.cli.contenders import make_case
@@ -191,26 +195,13 @@ def _bench_suites(request: Request, formula: str | None, list_them: bool) -> Non
         raise FusecError(
             "a formula and a suite exclude each other", hint="leave the formula out, or --suite"
         )
-    request = replace(request, device=choose_device(request.device or None))
-    if list_them:
-        lines = command.list_cases(request.suites, request.selection, request.device)
-        sys.stdout.write("\n".join(lines) + "\n")
+    if list_them:  # also of a device that is not here
+        listed = options.choose_device(None) if not request.device else request.device
+        options.choose(listed, options.DEVICES, "--device")
+        lines = command.list_cases(request.suites, request.selection, listed)
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
         return
     command.run(request)
-
-
-def choose_device(device: str | None) -> str:
-    """``cpu`` or ``cuda``; UnsupportedError for cuda without one."""
-    import torch
-
-    if device is not None:
-        options.choose(device, _DEVICES, "--device")
-    available = torch.cuda.is_available()
-    if device == "cuda" and not available:
-        raise UnsupportedError(
-            "there is no CUDA device here", hint="fusec doctor says what there is"
-        )
-    return device or ("cuda" if available else "cpu")
 
 
 def case_json(case: Case, report: Report) -> dict[str, object]:

@@ -19,6 +19,7 @@ from fusec.errors import (
     ParseError,
     ShapeError,
     UnknownNameError,
+    UnsupportedError,
     did_you_mean,
 )
 from fusec.source import Source, Span
@@ -30,6 +31,7 @@ Number: TypeAlias = "int | float | bool"
 Value: TypeAlias = "torch.Tensor | int | float | bool"
 
 BACKENDS = ("auto", "triton", "cpp", "cuda", "torch")
+DEVICES = ("cpu", "cuda")
 NUMERICS = ("torch", "precise", "fast")
 DEFAULT_SIZE = 4096
 # How a tensor lies in memory: axes from the slowest to the fastest, by rank.
@@ -184,6 +186,20 @@ def choose(value: str, choices: Sequence[str], option: str) -> str:
         f"{option} cannot be '{value}' (one of {', '.join(choices)})",
         hint=did_you_mean(value, choices),
     )
+
+
+def choose_device(device: str | None) -> str:
+    """``cpu`` or ``cuda``; UnsupportedError for cuda without one."""
+    import torch
+
+    if device is not None:
+        choose(device, DEVICES, "--device")
+    available = torch.cuda.is_available()
+    if device == "cuda" and not available:
+        raise UnsupportedError(
+            "there is no CUDA device here", hint="fusec doctor says what there is"
+        )
+    return device or ("cuda" if available else "cpu")
 
 
 def example_values(options: Sequence[InputOption], device: str = "meta") -> list[Value]:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fusec.errors import FusecError
-from fusec.runtime.timing import Timing, count_kernels, first_call, host_microseconds, time_in_turns
+from fusec.runtime.timing import Timing, count_kernels, first_call, host_in_turns, time_in_turns
 
 if TYPE_CHECKING:
     import torch
@@ -55,12 +55,14 @@ class Contender:
     ``call`` computes it once on the measured inputs; ``host_call`` on inputs so small that a CPU
     spends its time on the way there; on a GPU ``call`` itself tells the host time. ``script`` is
     Python for a fresh process: what comes before the clock starts, and the first call.
+    ``as_torch`` makes tensors of the results of another library, to compare them.
     """
 
     name: str
     call: Callable[[], object]
     host_call: Callable[[], object] | None = None
     script: tuple[str, str] | None = None
+    as_torch: Callable[[object], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -122,16 +124,17 @@ def compare(
     check = _Check(_reference(reference), part or (lambda outputs: outputs))
     rows: dict[str, Measurement] = {}
     alive: list[Contender] = []
-    moved = fewest_bytes(inputs)
+    read, written = fewest_bytes(inputs), []
     for number, contender in enumerate(contenders):
         progress(f"{contender.name}: first call", 0.3 * number / len(contenders))
         row, outputs = _first_look(contender, check, effort.strict)
         rows[contender.name] = row
         if row.problem is None:
             alive.append(contender)
-            moved = fewest_bytes(inputs) + fewest_bytes(_tensors(outputs))
+            written.append(fewest_bytes(_tensors(outputs)))
         del outputs
     del check
+    moved = read + min(written, default=0)
     copier = _copier(moved, device)
     calls = {COPY: copier, **{c.name: c.call for c in alive}}
     timings = time_in_turns(
@@ -142,10 +145,11 @@ def compare(
         fewest_rounds=effort.rounds,
         warm_up=effort.warm_up,
     )
-    for number, contender in enumerate(alive):
-        progress(f"{contender.name}: host time", 0.7 + 0.1 * number / len(alive))
+    progress("host time", 0.7)
+    hosts = _host_times(alive, device, effort.host_rounds)
+    for contender in alive:
         row = _with_timing(rows[contender.name], timings, moved)
-        rows[contender.name] = _with_host_time(contender, row, device, effort.host_rounds)
+        rows[contender.name] = replace(row, host_microseconds=hosts.get(contender.name))
     # Last: a profiler that has run once slows the launches after it.
     for contender in alive if effort.kernels else ():
         row = rows[contender.name]
@@ -201,6 +205,14 @@ class _Check:
         return None if self.expected is None else largest_error(self.part(outputs), self.expected)
 
 
+def largest_value(outputs: object) -> float:
+    """The largest finite magnitude among the results."""
+    import torch
+
+    finite = [t.to(torch.float64).abs().nan_to_num(0.0, 0.0, 0.0) for t in _tensors(outputs)]
+    return max((float(t.max()) for t in finite if t.numel()), default=0.0)
+
+
 def _first_look(contender: Contender, check: _Check, strict: bool) -> tuple[Measurement, object]:
     """Call once, so that it is built, and compare the numbers."""
     import torch
@@ -208,6 +220,8 @@ def _first_look(contender: Contender, check: _Check, strict: bool) -> tuple[Meas
     row = Measurement(contender.name)
     try:
         outputs = contender.call()
+        if contender.as_torch is not None:
+            outputs = contender.as_torch(outputs)
         row = replace(row, largest_error=check.error(outputs))
     except torch.OutOfMemoryError:
         return replace(row, problem="out of memory"), None
@@ -228,16 +242,15 @@ def _with_timing(row: Measurement, timings: Mapping[str, Timing], moved: int) ->
     )
 
 
-def _with_host_time(
-    contender: Contender, row: Measurement, device: torch.device | str, rounds: int
-) -> Measurement:
+def _host_times(
+    contenders: Sequence[Contender], device: torch.device | str, rounds: int
+) -> dict[str, float]:
+    """Microseconds of the caller by name; a CPU's are told by inputs so small that they are all."""
     import torch
 
     on_gpu = torch.device(device).type == "cuda"
-    call = contender.call if on_gpu else contender.host_call
-    if call is None or not rounds:
-        return row
-    return replace(row, host_microseconds=host_microseconds(call, device, rounds))
+    calls = {c.name: c.call if on_gpu else c.host_call for c in contenders}
+    return host_in_turns({n: c for n, c in calls.items() if c is not None}, device, rounds)
 
 
 def _with_first_call(contender: Contender, row: Measurement) -> Measurement:

@@ -91,20 +91,31 @@ def host_microseconds(
     call: Callable[[], object], device: torch.device | str, rounds: int = _HOST_ROUNDS
 ) -> float:
     """Median time that the caller spends in ``call``, without waiting for a GPU to finish."""
+    return host_in_turns({"": call}, device, rounds)[""]
+
+
+def host_in_turns(
+    calls: Mapping[str, Callable[[], object]],
+    device: torch.device | str,
+    rounds: int = _HOST_ROUNDS,
+) -> dict[str, float]:
+    """Median microseconds that the caller spends in each call; a turn is some calls in a row."""
     import torch
 
     place = torch.device(device)
-    for _ in range(5):
-        call()
-    samples = []
-    for _ in range(rounds):
-        _synchronize(place)
-        for _ in range(_HOST_CALLS):
-            start = time.perf_counter()
+    for call in calls.values():
+        for _ in range(5):
             call()
-            samples.append(time.perf_counter() - start)
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            _synchronize(place)
+            for _ in range(_HOST_CALLS):
+                start = time.perf_counter()
+                call()
+                samples[name].append(time.perf_counter() - start)
     _synchronize(place)
-    return median(samples) * 1e6
+    return {name: median(taken) * 1e6 for name, taken in samples.items() if taken}
 
 
 def count_kernels(call: Callable[[], object], device: torch.device | str) -> int | None:

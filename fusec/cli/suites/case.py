@@ -7,8 +7,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from enum import Enum
 
 _LENGTH = re.compile(r"[A-Z]")
 
@@ -19,14 +20,16 @@ class Operation:
 
     An input without a type has that of the case; ``:same:transposed`` names a layout as well. The
     results are independent along axis ``part``, so that a part of it is enough to find the error.
+    ``after`` is the formula that the process has computed before, when first calls are measured.
     """
 
     name: str
     formula: str
     inputs: str
     part: int = 0
+    after: str = ""
 
-    def filled(self, lengths: dict[str, int], dtype: str) -> tuple[str, ...]:
+    def filled(self, lengths: Mapping[str, int | str], dtype: str) -> tuple[str, ...]:
         """The inputs as ``fusec bench -i`` takes them."""
         return tuple(_filled(text, lengths, dtype) for text in self.inputs.split())
 
@@ -59,25 +62,36 @@ class SuiteCase:
         return self.elements // self.columns
 
 
+class Measure(Enum):
+    """What of a case is measured."""
+
+    TIME = "device time beside a copy, for many cases"
+    HOST = "the caller's time"
+    COLD = "first calls in fresh processes"
+    THOROUGH = "device and host time, kernels, first calls"
+
+
 @dataclass(frozen=True)
 class Suite:
     """A declared list of cases, the most telling first.
 
-    ``measure``: ``time`` (device time beside a copy), ``host`` (the caller's time) or ``cold``
-    (first calls in fresh processes). ``systems`` take part unless others are asked for. With
-    ``fresh`` each case gets a process of its own: on a CPU, what an earlier case left in the heap
-    decides whether a result gets memory that is mapped already.
+    ``systems`` take part unless others are asked for. With ``fresh`` each case gets a process of
+    its own: on a CPU, what an earlier case left in the heap decides whether a result gets memory
+    that is mapped already. ``device`` is the only one it is for.
     """
 
     name: str
     doc: str
     cases: Callable[[str], Sequence[SuiteCase]]  # for a device, cpu or cuda
     systems: tuple[str, ...]
-    measure: str = "time"
+    measure: Measure = Measure.TIME
     fresh: bool = False
+    device: str | None = None
 
 
-def make_case(suite: str, operation: Operation, dtype: str, lengths: dict[str, int]) -> SuiteCase:
+def make_case(
+    suite: str, operation: Operation, dtype: str, lengths: Mapping[str, int | str]
+) -> SuiteCase:
     """The operation with its lengths filled in."""
     inputs = operation.filled(lengths, dtype)
     extents = inputs[0].partition("=")[2].partition(":")[0]
@@ -85,7 +99,7 @@ def make_case(suite: str, operation: Operation, dtype: str, lengths: dict[str, i
     return SuiteCase(suite, operation, dtype, shape, inputs)
 
 
-def _filled(text: str, lengths: dict[str, int], dtype: str) -> str:
+def _filled(text: str, lengths: Mapping[str, int | str], dtype: str) -> str:
     name, _, value = text.partition("=")
     if "." in value:
         return text  # a Python number

@@ -8,19 +8,22 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
-from typing import Any
 
+from fusec.cli.options import choose_device
 from fusec.cli.output import console
-from fusec.cli.suites.case import Suite, SuiteCase
+from fusec.cli.suites.case import Measure, Suite, SuiteCase
 from fusec.cli.suites.declared import SUITES
-from fusec.cli.suites.measure import Plan, line, measure
-from fusec.cli.suites.request import Request
+from fusec.cli.suites.measure import Plan, line, measure, measure_apart, rounded
+from fusec.cli.suites.request import SUITE_SECONDS, Request
 from fusec.cli.suites.results import ResultFile, default_path
 from fusec.cli.suites.selection import Selection
 from fusec.cli.suites.systems import choose_systems
 from fusec.errors import FusecError, UnknownNameError, did_you_mean
+from fusec.runtime.timing import first_call
+
+_THOROUGH_SECONDS = 5.0  # of timed calls of a case of which everything is measured
 
 
 def find_suites(names: Sequence[str]) -> list[Suite]:
@@ -44,7 +47,7 @@ def list_cases(names: Sequence[str], selection: Selection, device: str) -> list[
     return [
         f"{case.suite:<10} {case.name:<40} {case.operation.formula}"
         for suite in find_suites(names)
-        for case in selection.choose(suite.cases(device))
+        for case in selection.choose(suite.cases(suite.device or device))
     ]
 
 
@@ -58,7 +61,14 @@ def run(request: Request) -> None:
         )
     deadline = time.monotonic() + request.budget if request.budget else float("inf")
     for suite in suites:
-        _run_suite(suite, request, deadline)
+        _run_suite(suite, replace(request, device=_device(suite, request.device)), deadline)
+
+
+def _device(suite: Suite, asked: str) -> str:
+    """The device of a suite: its own, the one that was asked for, or what there is."""
+    if suite.device is not None and asked not in ("", suite.device):
+        raise FusecError(f"the suite '{suite.name}' is for --device {suite.device}")
+    return choose_device(suite.device or asked or None)
 
 
 def _run_suite(suite: Suite, request: Request, deadline: float) -> None:
@@ -70,21 +80,19 @@ def _run_suite(suite: Suite, request: Request, deadline: float) -> None:
         )
     file = _open(suite, request)
     todo = [case for case in cases if not (request.resume and case.name in file.cases)]
-    plan = Plan(
-        request.device,
-        choose_systems(request.systems) or suite.systems,
-        request.seconds,
-        request.error,
-    )
+    plan = _plan(suite, request)
+    take = measure_apart if suite.fresh else measure
     done = 0
     try:
         for case in todo:
             if time.monotonic() > deadline:
                 break
-            result = measure(case, plan)
+            # Fresh processes take minutes, and say the same of every formula: one is enough.
+            first = request.first_calls and case is cases[0]
+            result = take(case, replace(plan, first_calls=first))
             file.add(result)
             done += 1
-            _say(done, len(todo), result)
+            _say(done, len(todo), line(result, suite.measure))
     except KeyboardInterrupt:
         _complain(f"stopped: {_left(file, done, todo)}")
         raise
@@ -94,6 +102,17 @@ def _run_suite(suite: Suite, request: Request, deadline: float) -> None:
         console().print(f"{len(file.cases)} cases in {file.path}", soft_wrap=True)
 
 
+def _plan(suite: Suite, request: Request) -> Plan:
+    seconds = _THOROUGH_SECONDS if suite.measure is Measure.THOROUGH else SUITE_SECONDS
+    return Plan(
+        device=request.device,
+        systems=choose_systems(request.systems) or suite.systems,
+        seconds=seconds if request.seconds is None else request.seconds,
+        measure=suite.measure,
+        error=request.error,
+    )
+
+
 def _open(suite: Suite, request: Request) -> ResultFile:
     from fusec.runtime.record import device_name, environment
 
@@ -101,6 +120,8 @@ def _open(suite: Suite, request: Request) -> ResultFile:
     if request.commit is not None:
         facts["commit"] = request.commit
     facts = {**facts, "suite": suite.name, "device_name": device_name(request.device)}
+    if suite.measure is Measure.THOROUGH and request.first_calls:
+        facts["import_seconds"] = rounded(first_call("", "import fusec").warm)
     file = ResultFile(_path(suite, request), facts)
     if request.resume or request.merge:
         file.join()
@@ -110,11 +131,11 @@ def _open(suite: Suite, request: Request) -> ResultFile:
 def _path(suite: Suite, request: Request) -> Path:
     usual = default_path(request.device, suite.name)
     if request.output is None:
-        if usual.exists() and not (request.resume or request.merge):
+        if usual.exists() and not (request.resume or request.merge or request.overwrite):
             raise FusecError(
                 f"{usual} exists",
                 hint="--resume adds the cases it lacks, --merge measures cases anew and keeps the "
-                "others, and --json names another file",
+                "others, --overwrite starts anew, and --json names another file",
             )
         return usual
     return request.output if request.output.suffix else request.output / usual.name
@@ -127,8 +148,8 @@ def _left(file: ResultFile, done: int, todo: Sequence[SuiteCase]) -> str:
     return f"{done} cases are in {file.path}, {left} are left out{first}; --resume goes on"
 
 
-def _say(done: int, total: int, result: dict[str, Any]) -> None:
-    console().print(f"[{done}/{total}] {line(result)}", markup=False, soft_wrap=True)
+def _say(done: int, total: int, text: str) -> None:
+    console().print(f"[{done}/{total}] {text}", markup=False, soft_wrap=True)
 
 
 def _complain(text: str) -> None:

@@ -5,13 +5,17 @@ May import ``case.py`` of this package only.
 
 from __future__ import annotations
 
-from fusec.cli.suites.case import Operation, Suite, SuiteCase, make_case
+import functools
+
+from fusec.cli.suites.case import Measure, Operation, Suite, SuiteCase, make_case
 
 DTYPES = ("bf16", "f32")
 
-# Twenty operations: ten products and ten sums, by Horner's rule.
-_POLYNOMIAL = "c0 = 0.31; " + "; ".join(
-    f"c{n} = c{n - 1} * x {'+' if n % 2 else '-'} {0.05 * n + 0.02:.2f}" for n in range(1, 11)
+# Twenty operations, ten products and ten sums, by Horner's rule: a formula, and Python as well.
+POLYNOMIAL = functools.reduce(
+    lambda inner, n: f"({inner} * x {'+' if n % 2 else '-'} {0.05 * n + 0.02:.2f})",
+    range(1, 11),
+    "0.31",
 )
 
 POINTWISE = (
@@ -19,12 +23,12 @@ POINTWISE = (
     Operation("gelu", "gelu(x)", "x=N"),
     Operation("silu", "silu(x)", "x=N"),
     Operation("swiglu", "swiglu(x, y)", "x=N y=N"),
-    Operation("geglu", "geglu(x, y)", "x=N y=N"),
+    Operation("geglu", "gelu_tanh(x) * y", "x=N y=N"),
     Operation("axpy", "a*x + y", "x=N a=2.5 y=N"),
     Operation("relu2", "relu2(x)", "x=N"),
     Operation("softplus", "softplus(x)", "x=N"),
     Operation("mish", "mish(x)", "x=N"),
-    Operation("polynomial", f"{_POLYNOMIAL}; c10", "x=N"),
+    Operation("polynomial", POLYNOMIAL, "x=N"),
     Operation("bias_row", "x + b", "x=RxC b=C"),
     Operation("bias_column", "x + b", "x=RxC b=Rx1"),
     Operation("transposed", "silu(x) + y", "x=RxC:same:transposed y=RxC"),
@@ -55,6 +59,33 @@ FEW_ROWS = (132, 8, 1)
 
 TIMED = ("eager", "torch", "compile", "max-autotune", "triton", "liger", "quack", "fusec")
 ON_CPU = ("eager", "torch", "compile", "numexpr", "jax", "fusec", "fusec-out")
+HOST = ("torch", "triton", "compile", "graph", "fusec", "bind")
+COLD = ("eager", "compile", "fusec")
+
+# One call on 1024 elements.
+SMALL = (
+    Operation("gelu_tanh", "gelu_tanh(x)", "x=N"),
+    Operation("silu", "silu(x)", "x=N"),
+    Operation("axpy", "a*x + y", "x=N a=2.5 y=N"),
+    Operation("softmax", "softmax(x)", "x=1xN"),
+)
+
+_GELU = "0.5*x*(1+tanh(0.79788456*(x+0.044715*x^3)))"
+FIRST_CALLS = (
+    Operation("first_gelu", _GELU, "x=RxC"),
+    Operation("next_silu", "x*sigmoid(x)", "x=RxC", after=_GELU),
+    Operation("first_softmax", "softmax(x)", "x=RxC"),
+    Operation("next_layer_norm", "layer_norm(x, w, b)", "x=RxC w=C b=C", after="softmax(x)"),
+)
+
+# The figures of the README: what each costs, kernels and first calls included.
+PIPELINE = (
+    Operation("gelu", _GELU, "x=RxC"),
+    Operation("softmax", "softmax(x)", "x=RxC"),
+    Operation("layer_norm", "layer_norm(x, w, b)", "x=RxC w=C b=C"),
+)
+SCALE = Operation("scale", "x*2 + 1", "x=N")
+_CPU_SHAPES = ((4096, 4096), (65536, 256), (64, 262144))  # rows and columns for two cores
 
 
 def pointwise(device: str = "cuda") -> list[SuiteCase]:
@@ -78,16 +109,78 @@ def rows(device: str = "cuda") -> list[SuiteCase]:
     ]
 
 
+def host(device: str = "cuda") -> list[SuiteCase]:
+    """One call on 1024 elements."""
+    return [
+        make_case("host", operation, dtype, {"N": 1024}) for dtype in DTYPES for operation in SMALL
+    ]
+
+
+def cold(device: str = "cuda") -> list[SuiteCase]:
+    """First calls: of a process, and of the next formula in it."""
+    return [
+        make_case("cold", operation, "f32", {"R": 1024, "C": 1024}) for operation in FIRST_CALLS
+    ]
+
+
+def cpu(device: str = "cpu") -> list[SuiteCase]:
+    """Elementwise and row operations at sizes for two cores."""
+    square = [
+        make_case("cpu", operation, dtype, {**_lengths(24), "N": "4096x4096"})
+        for dtype in reversed(DTYPES)
+        for operation in (SCALE, *POINTWISE)
+    ]
+    by_row = [
+        make_case("cpu", operation, dtype, {"R": rows, "C": columns})
+        for rows, columns in _CPU_SHAPES
+        for dtype in reversed(DTYPES)
+        for operation in ROWS
+    ]
+    small = [
+        make_case("cpu", operation, dtype, _lengths(18))
+        for dtype in reversed(DTYPES)
+        for operation in (SCALE, *POINTWISE)
+    ]
+    return [*square, *by_row, *small]
+
+
+def pipeline(device: str = "cuda") -> list[SuiteCase]:
+    """The cases of the README's tables."""
+    gelu, softmax, layer_norm = PIPELINE
+    if device == "cpu":
+        square: dict[str, int | str] = {"R": 4096, "C": 4096, "N": "4096x4096"}
+        return [make_case("pipeline", op, "f32", square) for op in (*PIPELINE, SCALE)]
+    large: dict[str, int | str] = {"R": 16384, "C": 16384}
+    wide: dict[str, int | str] = {"R": 32768, "C": 4096}
+    return [
+        make_case("pipeline", gelu, "f32", large),
+        make_case("pipeline", gelu, "bf16", large),
+        make_case("pipeline", softmax, "bf16", wide),
+        make_case("pipeline", layer_norm, "bf16", wide),
+    ]
+
+
 SUITES = {
     suite.name: suite
     for suite in (
         Suite("pointwise", "elementwise formulas, 2^10 to 2^28 elements", pointwise, TIMED),
         Suite("rows", "row reductions, 64 to 4M columns", rows, TIMED),
+        Suite("host", "what one call costs the caller, 1024 elements", host, HOST, Measure.HOST),
+        Suite("cold", "first calls, in fresh processes", cold, COLD, Measure.COLD),
+        Suite("cpu", "formulas and rows for two cores", cpu, ON_CPU, fresh=True, device="cpu"),
+        Suite(
+            "pipeline",
+            "the figures of the README, kernels and first calls included",
+            pipeline,
+            (*COLD[:1], "torch", *COLD[1:], "fusec-out"),
+            Measure.THOROUGH,
+            fresh=True,
+        ),
     )
 }
 
 
-def _lengths(power: int) -> dict[str, int]:
+def _lengths(power: int) -> dict[str, int | str]:
     """The lengths of 2^power elements as one axis, as a matrix, and as images of 64 channels."""
     side = min(8, (power - 6) // 2)  # of an image, as a power of two
     return {

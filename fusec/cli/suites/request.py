@@ -18,10 +18,12 @@ class Request:
     selection: Selection
     systems: tuple[str, ...] = ()
     device: str = "cpu"
-    seconds: float = SUITE_SECONDS
+    seconds: float | None = None
     error: bool = True
     budget: float = 0.0
     output: Path | None = None
     resume: bool = False
     merge: bool = False
+    overwrite: bool = False
+    first_calls: bool = True
     commit: str | None = None
