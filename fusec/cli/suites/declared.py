@@ -6,16 +6,18 @@ May import ``case.py`` of this package only.
 from __future__ import annotations
 
 import functools
+import math
 
 from fusec.cli.suites.case import Measure, Operation, Suite, SuiteCase, make_case
 
 DTYPES = ("bf16", "f32")
 
-# Twenty operations, ten products and ten sums, by Horner's rule: a formula, and Python as well.
+# Twenty operations, ten products and ten sums: the series of sin(x) + cos(x) by Horner's rule, as a
+# formula that is Python as well.
 POLYNOMIAL = functools.reduce(
-    lambda inner, n: f"({inner} * x {'+' if n % 2 else '-'} {0.05 * n + 0.02:.2f})",
-    range(1, 11),
-    "0.31",
+    lambda inner, k: f"({inner} * x {'+' if k % 4 < 2 else '-'} {1 / math.factorial(k):.9f})",
+    range(9, -1, -1),
+    f"-{1 / math.factorial(10):.9f}",
 )
 
 POINTWISE = (

@@ -169,7 +169,7 @@ def _judged(row: Measurement, scale: Sequence[float]) -> Measurement:
 
 def _thorough(case: SuiteCase, plan: Plan) -> dict[str, Any]:
     """What `fusec bench` measures of one formula, as a user calls each."""
-    made = _bench_case(case, plan.device)
+    made = _bench_case(case, plan)
     chosen = [c for c in made.contenders if NAMES.get(c.name, "torch") in plan.systems]
     report = compare(
         chosen,
@@ -187,13 +187,13 @@ def _thorough(case: SuiteCase, plan: Plan) -> dict[str, Any]:
 
 def _cold(case: SuiteCase, plan: Plan) -> dict[str, Any]:
     """First calls, each several times where that takes no minutes."""
-    made = _bench_case(case, plan.device)
+    made = _bench_case(case, plan)
     before: dict[str, tuple[str, str]] = {}
     if case.operation.after:
         # The first formula of the process, on inputs that its own text makes.
         earlier = replace(case.operation, formula=case.operation.after, inputs="x=1024x1024")
         first = make_case(case.suite, earlier, case.dtype, {})
-        made_before = _bench_case(first, plan.device)
+        made_before = _bench_case(first, plan)
         before = {c.name: c.script for c in made_before.contenders if c.script is not None}
     rows = []
     for contender in made.contenders:
@@ -222,9 +222,15 @@ def _first_calls(system: str, prepare: str, body: str) -> dict[str, Any]:
     }
 
 
-def _bench_case(case: SuiteCase, device: str) -> Case:
-    setting = Setting(case, device)
-    return make_bench_case(setting.compiled, setting.source, setting.options, device=device)
+def _bench_case(case: SuiteCase, plan: Plan) -> Case:
+    setting = Setting(case, plan.device)
+    return make_bench_case(
+        setting.compiled,
+        setting.source,
+        setting.options,
+        device=plan.device,
+        with_compile="compile" in plan.systems,
+    )
 
 
 def _ceiling(report: Report) -> dict[str, Any]:
@@ -280,5 +286,7 @@ def _forget(device: str) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    text = str(error).strip() or type(error).__name__
-    return text.splitlines()[0][:200]
+    """What an error says first, or what it says then if that is only an announcement."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    announced = lines[:1] and lines[0].endswith(":")
+    return " ".join(lines[: 2 if announced else 1])[:200] or type(error).__name__

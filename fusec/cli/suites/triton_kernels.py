@@ -6,13 +6,13 @@ elementwise kernels, launched with ``kernel[grid]``. Imports triton: only measur
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
 import torch
 import triton
 import triton.language as tl
-from triton.language.extra import libdevice
 
 jit: Callable[[Any], Any] = triton.jit  # typed, for the checker
 
@@ -35,7 +35,8 @@ def _gelu_tanh_kernel(x_ptr, out_ptr, count, BLOCK: tl.constexpr):  # type: igno
     mask = offsets < count
     x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
     inner = 0.7978845608028654 * (x + 0.044715 * x * x * x)
-    tl.store(out_ptr + offsets, 0.5 * x * (1.0 + libdevice.tanh(inner)), mask=mask)
+    # (1 + tanh(z)) / 2 is the sigmoid of 2 z.
+    tl.store(out_ptr + offsets, x * tl.sigmoid(2.0 * inner), mask=mask)
 
 
 @jit
@@ -69,7 +70,7 @@ def _softmax_kernel(x_ptr, out_ptr, rows, cols, BLOCK: tl.constexpr):  # type: i
     columns = tl.arange(0, BLOCK)
     mask = columns < cols
     for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
-        start = row.to(tl.int64) * cols
+        start = (tl.zeros((), tl.int64) + row) * cols  # rows x cols may pass 2^31
         x = tl.load(x_ptr + start + columns, mask=mask, other=-float("inf")).to(tl.float32)
         numerator = tl.exp(x - tl.max(x, axis=0))
         tl.store(out_ptr + start + columns, numerator / tl.sum(numerator, axis=0), mask=mask)
@@ -120,8 +121,7 @@ def softmax(x: torch.Tensor) -> torch.Tensor:
     rows, cols = x.shape
     out = torch.empty_like(x)
     block, warps = _row_block(cols)
-    processors = torch.cuda.get_device_properties(x.device).multi_processor_count
-    programs = min(rows, processors * max(1, 32 // warps))
+    programs = min(rows, _processors(x.device.index or 0) * max(1, 32 // warps))
     _softmax_kernel[(programs,)](x, out, rows, cols, BLOCK=block, num_warps=warps)
     return out
 
@@ -157,6 +157,14 @@ def _elementwise(kernel: Any, like: torch.Tensor, *inputs: object) -> torch.Tens
     count = like.numel()
     kernel[(triton.cdiv(count, _BLOCK),)](*inputs, out, count, BLOCK=_BLOCK)
     return out
+
+
+@functools.cache
+def _processors(index: int) -> int:
+    """Multiprocessors of a GPU; 1 without one, for Triton's interpreter."""
+    if not torch.cuda.is_available():
+        return 1
+    return int(torch.cuda.get_device_properties(index).multi_processor_count)
 
 
 def _row_block(cols: int) -> tuple[int, int]:
