@@ -243,13 +243,16 @@ def summary(contents: Sequence[Mapping[str, Any]]) -> str:
         _line(["---", "---", "---:", "---:", "---", "---:"]),
     ]
     losing: list[tuple[float, str]] = []
+    compared = 0
     for content in contents:
         for quantity in quantities(content):
             title = content["suite"] + (", warm cache" if quantity is WARM else "")
             lines += [_line([title, *cells]) for cells in _summaries(content, quantity)]
-            losing += _losing(content, quantity, title)
+            factors = _factors(content, quantity, title)
+            compared += len(factors)
+            losing += [(factor, text) for factor, text in factors if is_behind(factor)]
     notes = ["Factors are the other's time over fusec's; below 1 fusec is behind."]
-    notes += [_losing_text(losing)]
+    notes += [_losing_text(losing, compared)]
     made = dict.fromkeys(made_at(content) for content in contents)
     return "\n".join((*lines, "", *notes, "", *(f"{text}." for text in made))) + "\n"
 
@@ -280,22 +283,23 @@ def _described(pairs: Sequence[tuple[float, Case]]) -> list[str]:
     return [str(len(pairs)), f"{mean:.2f}x", f"{worst:.2f}x{mark} {label(case)}", str(behind)]
 
 
-def _losing(content: Mapping[str, Any], quantity: Quantity, title: str) -> list[tuple[float, str]]:
+def _factors(content: Mapping[str, Any], quantity: Quantity, title: str) -> list[tuple[float, str]]:
+    """Every cell in which fusec and another were measured, and its words."""
     found = []
     for case in content["cases"]:
         factor = ratio(values(case, quantity))
-        if factor is not None and is_behind(factor):
+        if factor is not None:
             found.append((factor, f"{title}: {label(case)} {factor:.2f}x"))
     return found
 
 
-def _losing_text(losing: Sequence[tuple[float, str]]) -> str:
+def _losing_text(losing: Sequence[tuple[float, str]], compared: int) -> str:
     if not losing:
-        return "fusec is behind in no cell."
+        return f"fusec is behind in none of {compared} cells."
     worst = [text for _, text in sorted(losing)[:_MOST_LOSING]]
     more = len(losing) - len(worst)
     rest = f"; and {more} more, marked in the full tables" if more else ""
-    return f"Behind the best other ({len(losing)} cells): {'; '.join(worst)}{rest}."
+    return f"Behind the best other in {len(losing)} of {compared} cells: {'; '.join(worst)}{rest}."
 
 
 def _line(cells: Sequence[str]) -> str:

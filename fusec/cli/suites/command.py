@@ -5,9 +5,11 @@ May import everything below cli, and cli.
 
 from __future__ import annotations
 
+import contextlib
+import itertools
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
@@ -84,15 +86,16 @@ def _run_suite(suite: Suite, request: Request, deadline: float) -> None:
     take = measure_apart if suite.fresh else measure
     done = 0
     try:
-        for case in todo:
-            if time.monotonic() > deadline:
-                break
-            # Fresh processes take minutes, and say the same of every formula: one is enough.
-            first = request.first_calls and case is cases[0]
-            result = take(case, replace(plan, first_calls=first))
-            file.add(result)
-            done += 1
-            _say(done, len(todo), line(result, suite.measure))
+        with _progress(len(todo)) as say:
+            for case in todo:
+                if time.monotonic() > deadline:
+                    break
+                # Fresh processes take minutes, and say the same of every formula: one is enough.
+                first = request.first_calls and case is cases[0]
+                result = take(case, replace(plan, first_calls=first))
+                file.add(result)
+                done += 1
+                say(line(result, suite.measure))
     except KeyboardInterrupt:
         _complain(f"stopped: {_left(file, done, todo)}")
         raise
@@ -148,8 +151,30 @@ def _left(file: ResultFile, done: int, todo: Sequence[SuiteCase]) -> str:
     return f"{done} cases are in {file.path}, {left} are left out{first}; --resume goes on"
 
 
-def _say(done: int, total: int, text: str) -> None:
-    console().print(f"[{done}/{total}] {text}", markup=False, soft_wrap=True)
+@contextlib.contextmanager
+def _progress(total: int) -> Iterator[Callable[[str], None]]:
+    """What shows a finished case: a line, and on a terminal a bar below the lines."""
+    screen = console()
+    done = itertools.count(1)
+
+    def plain(text: str) -> None:
+        screen.print(f"[{next(done)}/{total}] {text}", markup=False, soft_wrap=True)
+        screen.file.flush()
+
+    if not screen.is_terminal:
+        yield plain
+        return
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TimeElapsedColumn
+
+    columns = (BarColumn(24), MofNCompleteColumn(), TimeElapsedColumn())
+    with Progress(*columns, console=screen, transient=True) as bar:
+        task = bar.add_task("", total=total)
+
+        def show(text: str) -> None:
+            bar.console.print(text, markup=False)
+            bar.advance(task)
+
+        yield show
 
 
 def _complain(text: str) -> None:
