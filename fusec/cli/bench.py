@@ -115,6 +115,15 @@ def bench(
     merge: Annotated[
         bool, typer.Option("--merge", help="Measure cases again and keep the others of the file.")
     ] = False,
+    precompile: Annotated[
+        int,
+        typer.Option(
+            "--precompile",
+            min=0,
+            metavar="N",
+            help="Compile a suite's cases with torch.compile in N processes beforehand.",
+        ),
+    ] = 0,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Start the file of a suite anew.")
     ] = False,
@@ -143,6 +152,7 @@ def bench(
                 merge=merge,
                 overwrite=overwrite,
                 first_calls=not no_first_call,
+                precompile=precompile,
                 commit=commit,
             ),
             formula,

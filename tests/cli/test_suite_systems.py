@@ -16,6 +16,7 @@ from fusec.cli.suites.case import Measure, Operation, make_case
 from fusec.cli.suites.declared import FIRST_CALLS, PIPELINE, POINTWISE, ROWS, SCALE, SMALL, SUITES
 from fusec.cli.suites.libraries import NUMEXPR
 from fusec.cli.suites.measure import Plan, line, measure, measure_apart
+from fusec.cli.suites.precompile import compile_case, precompile
 from fusec.cli.suites.systems import Setting
 from fusec.runtime.bench import largest_error, largest_value
 
@@ -179,6 +180,32 @@ def test_a_process_of_its_own_gives_the_same_result() -> None:
     result = measure_apart(case, Plan("cpu", ("fusec",), 0.0))
     assert result["name"] == "scale/f32/64"
     assert result["rows"][0]["largest_error"] < 1e-6
+
+
+def test_cases_are_compiled_beforehand(monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch._inductor.config as inductor
+
+    seen: list[tuple[str, bool]] = []
+
+    def compiles(setting: Setting) -> object:
+        seen.append((setting.case.name, inductor.autotune_local_cache))
+        raise RuntimeError("says why when it is measured")
+
+    monkeypatch.setitem(systems.SYSTEMS, "max-autotune", compiles)
+    case = make_case("rows", OPERATIONS["softmax"], "f32", {"R": 4, "C": 8})
+    compile_case(case, "cpu", ("max-autotune",))
+    assert seen == [("softmax/f32/4x8", False)]
+
+
+@pytest.mark.slow
+@IMPORTS_INDUCTOR
+def test_processes_compile_beside_each_other() -> None:
+    case = make_case("rows", OPERATIONS["softmax"], "f32", {"R": 4, "C": 8})
+    finished: list[int] = []
+    precompile([case], "cpu", ("compile", "fusec"), 1, finished.append)
+    assert finished == [1]
+    precompile([case], "cpu", ("eager", "fusec"), 1, finished.append)
+    assert finished == [1]  # nothing to compile
 
 
 INTERPRETED = """

@@ -18,6 +18,7 @@ from fusec.cli.output import console
 from fusec.cli.suites.case import Measure, Suite, SuiteCase
 from fusec.cli.suites.declared import SUITES
 from fusec.cli.suites.measure import Plan, line, measure, measure_apart, rounded
+from fusec.cli.suites.precompile import precompile
 from fusec.cli.suites.request import SUITE_SECONDS, Request
 from fusec.cli.suites.results import ResultFile, default_path
 from fusec.cli.suites.selection import Selection
@@ -86,6 +87,8 @@ def _run_suite(suite: Suite, request: Request, deadline: float) -> None:
     take = measure_apart if suite.fresh else measure
     done = 0
     try:
+        if request.precompile and suite.measure is Measure.TIME:
+            _precompile(todo, plan, request.precompile)
         with _progress(len(todo)) as say:
             for case in todo:
                 if time.monotonic() > deadline:
@@ -103,6 +106,18 @@ def _run_suite(suite: Suite, request: Request, deadline: float) -> None:
         _complain(f"the budget of {request.budget:g} s is spent: {_left(file, done, todo)}")
     else:
         console().print(f"{len(file.cases)} cases in {file.path}", soft_wrap=True)
+
+
+def _precompile(cases: Sequence[SuiteCase], plan: Plan, workers: int) -> None:
+    """Fill the caches of torch.compile, and say now and then how far that is."""
+    start, every = time.monotonic(), max(1, len(cases) // 10)
+
+    def finished(number: int) -> None:
+        if number % every == 0 or number == len(cases):
+            spent = time.monotonic() - start
+            _complain(f"compiled {number} of {len(cases)} cases beforehand, {spent:.0f} s")
+
+    precompile(cases, plan.device, plan.systems, workers, finished)
 
 
 def _plan(suite: Suite, request: Request) -> Plan:

@@ -26,4 +26,5 @@ class Request:
     merge: bool = False
     overwrite: bool = False
     first_calls: bool = True
+    precompile: int = 0  # processes; 0 is none
     commit: str | None = None
