@@ -283,8 +283,8 @@ def _laid_out(option: InputOption, argument: str, layout: str, start: int) -> In
         hint = did_you_mean(layout, LAYOUTS) or f"one of {', '.join(LAYOUTS)}"
         raise _at(ShapeError, f"there is no layout '{layout}'", argument, start, layout, hint)
     if len(option.shape) not in ranks:
-        needed = " or ".join(map(str, ranks))
-        message = f"{layout} needs {needed} dimensions, and the shape has {len(option.shape)}"
+        needed = " to ".join(map(str, sorted({min(ranks), max(ranks)})))
+        message = f"{layout} needs {needed} dimensions, the shape has {len(option.shape)}"
         raise _at(ShapeError, message, argument, start, layout)
     return replace(option, layout=layout)
 

@@ -166,7 +166,8 @@ def test_a_budget_leaves_the_rest_out(
     path = tmp_path / "rows.json"
     assert main([*TINY, "--json", str(path), "--budget", "1e-9"]) == 0
     text = capsys.readouterr().err
-    assert "2 are left out, from softmax/bf16/8x64 on; --resume goes on" in text
+    assert f"the budget of 1e-09 s is spent: 0 of 2 cases are in {path}" in text
+    assert "the rest, from softmax/bf16/8x64 on, is left out; --resume goes on" in text
     assert measured == []
 
 
@@ -181,7 +182,21 @@ def test_an_interrupted_run_keeps_what_it_has(
     monkeypatch.setattr(command, "measure", second_is_too_much)
     path = tmp_path / "rows.json"
     assert main([*TINY, "--json", str(path)]) == 130
-    assert f"stopped: 1 cases are in {path}, 1 are left out" in capsys.readouterr().err
+    assert f"stopped: 1 of 2 cases are in {path}, the rest" in capsys.readouterr().err
+    assert names_in(path) == ["softmax/bf16/8x64"]
+
+
+def test_a_lost_gpu_ends_the_run_and_keeps_the_case(
+    tmp_path: Path,
+    measured: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(command, "lost_device", lambda device: "illegal memory access")
+    path = tmp_path / "rows.json"
+    assert main([*TINY, "--json", str(path)]) == 2
+    text = capsys.readouterr().err
+    assert "lost to this process after softmax/bf16/8x64: illegal memory access" in text
     assert names_in(path) == ["softmax/bf16/8x64"]
 
 

@@ -49,6 +49,31 @@ def test_contenders_take_turns() -> None:
     assert order[-15:] == ["a", "b", "c"] * 5
 
 
+def test_host_time_is_taken_in_turns() -> None:
+    order: list[str] = []
+    calls = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    taken = timing.host_in_turns(calls, "cpu", rounds=2)
+    assert set(taken) == {"a", "b"}
+    turns = "".join(order)
+    assert turns == "a" * 5 + "b" * 5 + ("a" * 20 + "b" * 20) * 2
+
+
+def test_another_librarys_results_are_compared_as_tensors() -> None:
+    x = torch.randn(64)
+    contender = bench.Contender("list", lambda: x.tolist(), as_torch=lambda r: torch.tensor(r))
+    report = bench.compare(
+        [contender],
+        [x],
+        lambda: x.double()[:8],
+        device="cpu",
+        effort=bench.Effort(0.0, rounds=3, kernels=False, first_calls=False),
+        part=lambda outputs: outputs[:8],
+    )
+    (row,) = report.measurements
+    assert (row.largest_error, row.problem) == (0.0, None)
+    assert report.bytes_moved == 2 * x.nbytes
+
+
 def test_the_median_is_that_of_the_call() -> None:
     taken = timing.time_in_turns({"nap": lambda: time.sleep(0.01)}, "cpu", seconds=0.1)["nap"]
     assert 10.0 <= taken.milliseconds < 30.0

@@ -17,7 +17,7 @@ from fusec.cli.options import choose_device
 from fusec.cli.output import console
 from fusec.cli.suites.case import Measure, Suite, SuiteCase
 from fusec.cli.suites.declared import SUITES
-from fusec.cli.suites.measure import Plan, line, measure, measure_apart, rounded
+from fusec.cli.suites.measure import Plan, line, lost_device, measure, measure_apart, rounded
 from fusec.cli.suites.precompile import precompile
 from fusec.cli.suites.request import SUITE_SECONDS, Request
 from fusec.cli.suites.results import ResultFile, default_path
@@ -99,6 +99,11 @@ def _run_suite(suite: Suite, request: Request, deadline: float) -> None:
                 file.add(result)
                 done += 1
                 say(line(result, suite.measure))
+                if lost := lost_device(plan.device):
+                    raise FusecError(
+                        f"the GPU is lost to this process after {case.name}: {lost}",
+                        hint=f"the cases so far are in {file.path}; --resume goes on",
+                    )
     except KeyboardInterrupt:
         _complain(f"stopped: {_left(file, done, todo)}")
         raise
@@ -161,9 +166,10 @@ def _path(suite: Suite, request: Request) -> Path:
 
 def _left(file: ResultFile, done: int, todo: Sequence[SuiteCase]) -> str:
     """What is measured, what is not, and how to go on."""
-    left = len(todo) - done
-    first = f", from {todo[done].name} on" if left else ""
-    return f"{done} cases are in {file.path}, {left} are left out{first}; --resume goes on"
+    rest = (
+        f"the rest, from {todo[done].name} on, is left out" if done < len(todo) else "all of them"
+    )
+    return f"{done} of {len(todo)} cases are in {file.path}, {rest}; --resume goes on"
 
 
 @contextlib.contextmanager

@@ -99,6 +99,18 @@ def measure_apart(case: SuiteCase, plan: Plan) -> dict[str, Any]:
     return result
 
 
+def lost_device(device: str) -> str | None:
+    """What a GPU says that a failed kernel took from this process; None while it works."""
+    import torch
+
+    try:
+        if device != "cpu":
+            torch.cuda.synchronize()
+    except RuntimeError as error:
+        return _first_line(error)
+    return None
+
+
 def _child(there: Connection, case: SuiteCase, plan: Plan) -> None:
     with contextlib.suppress(KeyboardInterrupt):  # the parent says so
         there.send(measure(case, plan))
@@ -282,7 +294,8 @@ def _forget(device: str) -> None:
 
     gc.collect()
     if device != "cpu":
-        torch.cuda.empty_cache()
+        with contextlib.suppress(RuntimeError):  # of a lost device, which is reported apart
+            torch.cuda.empty_cache()
 
 
 def _first_line(error: BaseException) -> str:
