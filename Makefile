@@ -50,7 +50,10 @@ docs: $(VENV)/.installed
 	mv docs/ops.md.new docs/ops.md
 
 bench: $(VENV)/.installed-bench
-	$(BIN)/python -m benchmarks.run
+	$(BIN)/fusec bench --overwrite --suite pipeline --suite host --suite cold --suite cpu
+	! $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
+	$(BIN)/fusec bench --overwrite --suite pointwise --suite rows
+	$(BIN)/python -m benchmarks.render README.md docs/benchmarks.md
 
 clean:
 	rm -rf $(VENV) build dist *.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

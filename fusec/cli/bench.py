@@ -6,6 +6,7 @@ The protocol is ``runtime/bench.py``; this module chooses inputs, shows progress
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -15,7 +16,9 @@ import typer
 
 from fusec.cli import options
 from fusec.cli.output import console
-from fusec.errors import FusecError, UnsupportedError
+from fusec.cli.suites.request import Request
+from fusec.cli.suites.selection import make_selection, split
+from fusec.errors import FusecError
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -24,7 +27,7 @@ if TYPE_CHECKING:
     from fusec.runtime.bench import Measurement, Progress, Report
 
 _GPU_SIZE = 16384
-_DEVICES = ("cpu", "cuda")
+_SECONDS = 5.0
 _LONGEST_TITLE = 76  # columns
 _COLUMNS = ("ms", "GB/s", "% copy", "host µs", "kernels", "first s", "error")
 
@@ -35,7 +38,7 @@ def register(app: typer.Typer) -> None:
 
 
 def bench(
-    formula: Annotated[str, typer.Argument(help=options.FORMULA_HELP)],
+    formula: Annotated[str | None, typer.Argument(help=options.FORMULA_HELP)] = None,
     inputs: Annotated[
         list[str] | None,
         typer.Option("--input", "-i", metavar="NAME=SHAPE[:DTYPE]", help=options.INPUT_HELP),
@@ -47,9 +50,13 @@ def bench(
         str | None, typer.Option("--device", help="cpu or cuda; cuda where there is a GPU.")
     ] = None,
     seconds: Annotated[
-        float,
-        typer.Option("--seconds", min=0.0, help="Time for the timed calls of all contenders."),
-    ] = 5.0,
+        float | None,
+        typer.Option(
+            "--seconds",
+            min=0.0,
+            help="Time for the timed calls of all contenders; 5, and 0.2 for a case of a suite.",
+        ),
+    ] = None,
     no_compile: Annotated[
         bool,
         typer.Option("--no-compile", help="Leave out torch.compile, which takes long to start."),
@@ -63,20 +70,107 @@ def bench(
     backend: Annotated[
         str, typer.Option("--backend", help=f"One of {', '.join(options.BACKENDS)}.")
     ] = "auto",
+    suite: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--suite", metavar="NAME", help="Run a suite instead of a formula. Repeatable."
+        ),
+    ] = None,
+    list_them: Annotated[
+        bool, typer.Option("--list", help="List the suites, or the cases of those that are named.")
+    ] = False,
+    only: Annotated[
+        str, typer.Option("--only", metavar="REGEX", help="Cases whose name has this in it.")
+    ] = "",
+    dtype: Annotated[
+        str, typer.Option("--dtype", metavar="LIST", help="Cases of these types: bf16,f32.")
+    ] = "",
+    columns: Annotated[
+        str, typer.Option("--columns", metavar="LIST", help="Cases so wide: 64,1K-16K,50257.")
+    ] = "",
+    rows: Annotated[
+        str, typer.Option("--rows", metavar="LIST", help="Cases of so many rows: 1,8 or 1K-.")
+    ] = "",
+    elements: Annotated[
+        str, typer.Option("--elements", metavar="LIST", help="Cases so large: 2^26-2^28.")
+    ] = "",
+    contenders: Annotated[
+        str,
+        typer.Option(
+            "--contenders", metavar="LIST", help="Who takes part in a suite, as in fusec,torch."
+        ),
+    ] = "",
+    no_error: Annotated[
+        bool, typer.Option("--no-error", help="Do not compare a suite's results with float64.")
+    ] = False,
+    budget: Annotated[
+        float,
+        typer.Option(
+            "--budget", min=0.0, metavar="SECONDS", help="Start no case of a suite after this time."
+        ),
+    ] = 0.0,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Add the cases of a suite that the file lacks.")
+    ] = False,
+    merge: Annotated[
+        bool, typer.Option("--merge", help="Measure cases again and keep the others of the file.")
+    ] = False,
+    precompile: Annotated[
+        int,
+        typer.Option(
+            "--precompile",
+            min=0,
+            metavar="N",
+            help="Compile a suite's cases with torch.compile in N processes beforehand.",
+        ),
+    ] = 0,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Start the file of a suite anew.")
+    ] = False,
+    commit: Annotated[
+        str | None,
+        typer.Option("--commit", help="The commit, in a copy of a checkout without its history."),
+    ] = None,
 ) -> None:
     """Time a formula in fusec, in eager PyTorch, as PyTorch's own function and in torch.compile.
 
-    Inputs without -i are float32 matrices, 16384 x 16384 on a GPU and 4096 x 4096 on a CPU.
+    Inputs without -i are float32 matrices, 16384 x 16384 on a GPU and 4096 x 4096 on a CPU. With
+    --suite, the declared cases of a suite are measured and go to a result file, case by case.
     """
+    if suite or list_them:
+        _bench_suites(
+            Request(
+                suites=tuple(suite or ()),
+                selection=make_selection(only, dtype, columns, rows, elements),
+                systems=split(contenders),
+                device=device or "",
+                seconds=seconds,
+                error=not no_error,
+                budget=budget,
+                output=json_file,
+                resume=resume,
+                merge=merge,
+                overwrite=overwrite,
+                first_calls=not no_first_call,
+                precompile=precompile,
+                commit=commit,
+            ),
+            formula,
+            list_them,
+        )
+        return
+    if formula is None:
+        raise FusecError("a formula is missing", hint="or --suite NAME; --list shows the suites")
+    seconds = _SECONDS if seconds is None else seconds
     options.choose(numerics, options.NUMERICS, "--numerics")
     options.choose(backend, options.BACKENDS, "--backend")
     given = options.parse_inputs(inputs or ())
     source = options.read_formula(formula)
-    place = choose_device(device)
+    place = options.choose_device(device)
 
     from fusec import api
     from fusec.cli.contenders import make_case
-    from fusec.runtime.bench import compare
+    from fusec.runtime.bench import Effort, compare
 
     with options.blamed_on(source), _progress() as progress:
         compiled = api.compile(source.text, backend=backend, numerics=numerics)
@@ -95,8 +189,7 @@ def bench(
             case.inputs,
             case.reference,
             device=place,
-            seconds=seconds,
-            first_calls=not no_first_call,
+            effort=Effort(seconds, first_calls=not no_first_call),
             progress=progress,
         )
     _print(case, report)
@@ -104,18 +197,21 @@ def bench(
         write_report(json_file, [case_json(case, report)])
 
 
-def choose_device(device: str | None) -> str:
-    """``cpu`` or ``cuda``; UnsupportedError for cuda without one."""
-    import torch
+def _bench_suites(request: Request, formula: str | None, list_them: bool) -> None:
+    """List the cases, or measure them."""
+    from fusec.cli.suites import command
 
-    if device is not None:
-        options.choose(device, _DEVICES, "--device")
-    available = torch.cuda.is_available()
-    if device == "cuda" and not available:
-        raise UnsupportedError(
-            "there is no CUDA device here", hint="fusec doctor says what there is"
+    if formula is not None:
+        raise FusecError(
+            "a formula and a suite exclude each other", hint="leave the formula out, or --suite"
         )
-    return device or ("cuda" if available else "cpu")
+    if list_them:  # also of a device that is not here
+        listed = options.choose_device(None) if not request.device else request.device
+        options.choose(listed, options.DEVICES, "--device")
+        lines = command.list_cases(request.suites, request.selection, listed)
+        sys.stdout.write("".join(f"{line}\n" for line in lines))
+        return
+    command.run(request)
 
 
 def case_json(case: Case, report: Report) -> dict[str, object]:

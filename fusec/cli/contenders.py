@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
-from fusec.cli.options import InputOption, Value
+from fusec.cli.options import LAYOUTS, InputOption, Value
 from fusec.ir.dtypes import BOOL, F64, I64, DType, by_torch_name
 from fusec.ir.graph import InputSpec
 from fusec.ir.node import Dim
@@ -54,29 +54,31 @@ def make_case(
     Raises FusecError for a formula or inputs that do not fit.
     """
     texts = input_texts(options, device)
-    inputs = _values(texts)
-    few = _values(input_texts(small_inputs(options), device))
-    eager = _program(source, options)
-    exact = _program(source, [_wide(option) for option in options])
+    inputs = make_values(texts)
+    few = make_values(input_texts(small_inputs(options), device))
+    eager = torch_program_for(source, options)
+    exact = torch_program_for(source, [wide(option) for option in options])
     maker = _Maker(texts, inputs, few, eager, device)
     contenders = [maker.make(EAGER, eager.function, maker.call("formula"), eager.text)]
-    native = _native(exact, eager, inputs, few)
+    native = native_call(exact, eager, inputs, few)
     if native is not None:
         name, text = native
-        contenders.append(maker.make(f"torch {name}", _function(text), maker.call("native"), text))
+        contenders.append(
+            maker.make(f"torch {name}", native_function(text), maker.call("native"), text)
+        )
     if with_compile:
         contenders.append(maker.torch_compile())
     call = f"fusec.compile({source.text!r}, backend={backend!r}, numerics={numerics!r})"
     contenders.append(maker.make(FUSEC, compiled, f"import fusec\n{maker.call(call)}", ""))
     if device == "cpu":
-        contenders.append(_into_given_memory(compiled, inputs))
+        contenders.append(into_given_memory(compiled, inputs))
     return Case(
         source=source,
         options=tuple(options),
         device=device,
         inputs=inputs,
         contenders=tuple(contenders),
-        reference=lambda: exact.function(*_widened(inputs)),
+        reference=lambda: exact.function(*widened(inputs)),
         native=None if native is None else native[0],
         eager_text=eager.text,
     )
@@ -130,7 +132,7 @@ class _Maker:
         return self.make(COMPILE, torch.compile(self.eager.function), body, self.eager.text)
 
 
-def _into_given_memory(compiled: CompiledFunction, inputs: tuple[Value, ...]) -> Contender:
+def into_given_memory(compiled: CompiledFunction, inputs: tuple[Value, ...]) -> Contender:
     """fusec into tensors that exist, as a copy does: on a CPU fresh memory costs as much again."""
     made: list[object] = []
 
@@ -143,7 +145,17 @@ def _into_given_memory(compiled: CompiledFunction, inputs: tuple[Value, ...]) ->
 
 
 def _random(option: InputOption, device: str, row: int) -> str:
-    """The text of an expression for a random tensor."""
+    """The text of an expression for a random tensor, laid out as the option says."""
+    if not option.layout:
+        return _dense(option, device, row)
+    order = LAYOUTS[option.layout][len(option.shape)]
+    stored = replace(option, shape=tuple(option.shape[axis] for axis in order), layout="")
+    back = tuple(order.index(axis) for axis in range(len(order)))
+    text = _dense(stored, device, row)
+    return f"({text}).permute{back}"
+
+
+def _dense(option: InputOption, device: str, row: int) -> str:
     shape, dtype = option.shape, f"torch.{option.dtype}"
     if option.dtype.startswith("float8"):
         return f"torch.randn({shape}, device={device!r}).to({dtype})"
@@ -155,7 +167,7 @@ def _random(option: InputOption, device: str, row: int) -> str:
     return f"torch.randint(0, {high}, {shape}, dtype={dtype}, device={device!r})"
 
 
-def _values(texts: Sequence[str]) -> tuple[Value, ...]:
+def make_values(texts: Sequence[str]) -> tuple[Value, ...]:
     """The values of our own expressions, the same in every run."""
     import torch
 
@@ -164,17 +176,18 @@ def _values(texts: Sequence[str]) -> tuple[Value, ...]:
     return tuple(eval(text, names) for text in texts)
 
 
-def _function(text: str) -> Callable[..., object]:
+def native_function(text: str) -> Callable[..., object]:
+    """The function that the text of ``native_call`` defines."""
     import torch
 
     namespace: dict[str, object] = {"torch": torch}
     exec(text, namespace)
-    function = namespace["native"]
-    assert callable(function)
-    return function
+    native = namespace["native"]
+    assert callable(native)
+    return native
 
 
-def _widened(inputs: Sequence[Value]) -> tuple[Value, ...]:
+def widened(inputs: Sequence[Value]) -> tuple[Value, ...]:
     """Floating-point inputs in float64, the rest as they are."""
     import torch
 
@@ -186,7 +199,7 @@ def _widened(inputs: Sequence[Value]) -> tuple[Value, ...]:
     )
 
 
-def _program(source: Source, options: Sequence[InputOption]) -> TorchProgram:
+def torch_program_for(source: Source, options: Sequence[InputOption]) -> TorchProgram:
     """The formula as PyTorch code, for inputs of these types."""
     from fusec.frontend.parser import parse
     from fusec.frontend.resolve import resolve
@@ -212,14 +225,14 @@ def _dtype(option: InputOption) -> DType:
     return found
 
 
-def _wide(option: InputOption) -> InputOption:
+def wide(option: InputOption) -> InputOption:
     """The input in float64 if it is a tensor of floating-point numbers."""
     if option.is_number or "float" not in option.dtype:
         return option
     return replace(option, dtype="float64")
 
 
-def _native(
+def native_call(
     exact: TorchProgram, eager: TorchProgram, inputs: Sequence[Value], few: Sequence[Value]
 ) -> tuple[str, str] | None:
     """Short name and text of PyTorch's own function for the formula, if it takes these types."""
@@ -230,7 +243,7 @@ def _native(
         return None
     text = found.source(eager.parameters)
     try:
-        _function(text)(*few)
+        native_function(text)(*few)
     except (RuntimeError, TypeError, ValueError):
         return None  # PyTorch has the function, but not for these types
     return found.name, text

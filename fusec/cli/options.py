@@ -19,6 +19,7 @@ from fusec.errors import (
     ParseError,
     ShapeError,
     UnknownNameError,
+    UnsupportedError,
     did_you_mean,
 )
 from fusec.source import Source, Span
@@ -30,11 +31,18 @@ Number: TypeAlias = "int | float | bool"
 Value: TypeAlias = "torch.Tensor | int | float | bool"
 
 BACKENDS = ("auto", "triton", "cpp", "cuda", "torch")
+DEVICES = ("cpu", "cuda")
 NUMERICS = ("torch", "precise", "fast")
 DEFAULT_SIZE = 4096
+# How a tensor lies in memory: axes from the slowest to the fastest, by rank.
+LAYOUTS: dict[str, dict[int, tuple[int, ...]]] = {
+    "transposed": {2: (1, 0), 3: (0, 2, 1), 4: (0, 1, 3, 2)},
+    "channels_last": {4: (0, 2, 3, 1)},
+}
 INPUT_HELP = (
     "An input: x=8192x4096:bf16 (a tensor; float32 without a type), b=4096, s= (a 0-d tensor), "
-    "eps=1e-5 (a Python number: it has a point or an exponent), n=3:number, flag=true. Repeatable."
+    "x=64x48:f32:transposed (or channels_last: how it lies in memory), eps=1e-5 (a Python number: "
+    "it has a point or an exponent), n=3:number, flag=true. Repeatable."
 )
 FORMULA_HELP = "A formula, a file that holds one (*.fuse), or - for standard input."
 
@@ -49,12 +57,16 @@ _FILE_LIKE = re.compile(r"\s*(?:\.{0,2}/\S+|\S+\.[A-Za-z]{2,5})\s*")
 
 @dataclass(frozen=True)
 class InputOption:
-    """One ``-i``: a tensor (``shape`` and ``dtype``, a name of torch) or a Python number."""
+    """One ``-i``: a tensor (``shape`` and ``dtype``, a name of torch) or a Python number.
+
+    ``layout`` is a key of LAYOUTS, or empty for rows one behind the other.
+    """
 
     name: str
     shape: tuple[int, ...] = (DEFAULT_SIZE, DEFAULT_SIZE)
     dtype: str = "float32"
     number: Number | None = None
+    layout: str = ""
 
     @property
     def is_number(self) -> bool:
@@ -63,7 +75,8 @@ class InputOption:
     def __str__(self) -> str:
         """The option as it could be typed."""
         if self.number is None:
-            return f"{self.name}={'x'.join(map(str, self.shape))}:{self.dtype}"
+            layout = f":{self.layout}" if self.layout else ""
+            return f"{self.name}={'x'.join(map(str, self.shape))}:{self.dtype}{layout}"
         if isinstance(self.number, bool):
             return f"{self.name}={str(self.number).lower()}"
         suffix = ":number" if isinstance(self.number, int) else ""
@@ -119,7 +132,7 @@ def parse_inputs(arguments: Sequence[str]) -> dict[str, InputOption]:
 
 
 def parse_input(argument: str) -> InputOption:
-    """``NAME=SHAPE[:DTYPE]`` or ``NAME=NUMBER[:number]``."""
+    """``NAME=SHAPE[:DTYPE[:LAYOUT]]`` or ``NAME=NUMBER[:number]``."""
     name, equals, value = argument.partition("=")
     name = name.strip()
     if not equals or not name.isidentifier():
@@ -136,7 +149,12 @@ def parse_input(argument: str) -> InputOption:
     option = InputOption(name, _shape(argument, text, start))
     if not colon:
         return option
-    return replace(option, dtype=_dtype(argument, kind, start + len(text) + 1))
+    kind, colon, layout = kind.partition(":")
+    start += len(text) + 1
+    option = replace(option, dtype=_dtype(argument, kind, start))
+    if not colon:
+        return option
+    return _laid_out(option, argument, layout, start + len(kind) + 1)
 
 
 def complete(
@@ -168,6 +186,20 @@ def choose(value: str, choices: Sequence[str], option: str) -> str:
         f"{option} cannot be '{value}' (one of {', '.join(choices)})",
         hint=did_you_mean(value, choices),
     )
+
+
+def choose_device(device: str | None) -> str:
+    """``cpu`` or ``cuda``; UnsupportedError for cuda without one."""
+    import torch
+
+    if device is not None:
+        choose(device, DEVICES, "--device")
+    available = torch.cuda.is_available()
+    if device == "cuda" and not available:
+        raise UnsupportedError(
+            "there is no CUDA device here", hint="fusec doctor says what there is"
+        )
+    return device or ("cuda" if available else "cpu")
 
 
 def example_values(options: Sequence[InputOption], device: str = "meta") -> list[Value]:
@@ -243,6 +275,18 @@ def _dtype(argument: str, text: str, start: int) -> str:
     message = f"there is no type '{text}'" if text else "a type is missing"
     hint = did_you_mean(text, names) or "types are f32 f16 bf16 f64 f8e4m3 f8e5m2 i8 to i64 u8 bool"
     raise _at(DTypeError, message, argument, start, text, hint)
+
+
+def _laid_out(option: InputOption, argument: str, layout: str, start: int) -> InputOption:
+    ranks = LAYOUTS.get(layout)
+    if ranks is None:
+        hint = did_you_mean(layout, LAYOUTS) or f"one of {', '.join(LAYOUTS)}"
+        raise _at(ShapeError, f"there is no layout '{layout}'", argument, start, layout, hint)
+    if len(option.shape) not in ranks:
+        needed = " to ".join(map(str, sorted({min(ranks), max(ranks)})))
+        message = f"{layout} needs {needed} dimensions, the shape has {len(option.shape)}"
+        raise _at(ShapeError, message, argument, start, layout)
+    return replace(option, layout=layout)
 
 
 def _source(argument: str) -> Source:

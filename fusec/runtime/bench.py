@@ -16,12 +16,36 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from fusec.errors import FusecError
-from fusec.runtime.timing import Timing, count_kernels, first_call, host_microseconds, time_in_turns
+from fusec.runtime.timing import Timing, count_kernels, first_call, host_in_turns, time_in_turns
 
 if TYPE_CHECKING:
     import torch
 
 COPY = "copy"
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What is measured, and for how long.
+
+    ``seconds`` bounds the timed calls of all contenders, which are at least ``rounds`` each, after
+    ``warm_up`` seconds of calls each. ``kernels`` and ``first_calls`` say whether to count launches
+    and to time fresh processes. With ``strict`` a FusecError ends the comparison.
+    """
+
+    seconds: float = 5.0
+    rounds: int = 5
+    warm_up: float = 0.05
+    host_rounds: int = 11
+    kernels: bool = True
+    first_calls: bool = True
+    strict: bool = True
+
+
+# For hundreds of cases: no profiler (it slows the launches after it) and no fresh processes.
+SUITE = Effort(
+    0.2, rounds=15, warm_up=0.01, host_rounds=3, kernels=False, first_calls=False, strict=False
+)
 
 
 @dataclass(frozen=True)
@@ -31,12 +55,14 @@ class Contender:
     ``call`` computes it once on the measured inputs; ``host_call`` on inputs so small that a CPU
     spends its time on the way there; on a GPU ``call`` itself tells the host time. ``script`` is
     Python for a fresh process: what comes before the clock starts, and the first call.
+    ``as_torch`` makes tensors of the results of another library, to compare them.
     """
 
     name: str
     call: Callable[[], object]
     host_call: Callable[[], object] | None = None
     script: tuple[str, str] | None = None
+    as_torch: Callable[[object], object] | None = None
 
 
 @dataclass(frozen=True)
@@ -83,43 +109,52 @@ def compare(
     reference: Callable[[], object] | None = None,
     *,
     device: torch.device | str,
-    seconds: float = 5.0,
-    first_calls: bool = True,
+    effort: Effort | None = None,
+    part: Callable[[object], object] | None = None,
     progress: Progress = _silent,
 ) -> Report:
-    """Measure every contender. ``seconds`` bounds the timed calls; compilers take what they take.
+    """Measure every contender; compilers take what they take.
 
-    ``reference`` computes the formula in float64. A contender that fails keeps its row, with the
-    problem in words, and the others go on; a FusecError is for the user and ends the comparison.
+    ``reference`` computes the formula in float64, or the ``part`` of it that is compared. A
+    contender that fails keeps its row, with the problem in words, and the others go on; a
+    FusecError is for the user and ends the comparison, unless the effort says otherwise.
     """
-    import torch
 
+    effort = effort or Effort()
+    check = _Check(_reference(reference), part or (lambda outputs: outputs))
     rows: dict[str, Measurement] = {}
     alive: list[Contender] = []
-    moved = fewest_bytes(inputs)
-    expected = _reference(reference)
+    read, written = fewest_bytes(inputs), []
     for number, contender in enumerate(contenders):
         progress(f"{contender.name}: first call", 0.3 * number / len(contenders))
-        row, outputs = _first_look(contender, expected)
+        row, outputs = _first_look(contender, check, effort.strict)
         rows[contender.name] = row
         if row.problem is None:
             alive.append(contender)
-            moved = fewest_bytes(inputs) + fewest_bytes(_tensors(outputs))
+            written.append(fewest_bytes(_tensors(outputs)))
         del outputs
-    del expected
+    del check
+    moved = read + min(written, default=0)
     copier = _copier(moved, device)
     calls = {COPY: copier, **{c.name: c.call for c in alive}}
     timings = time_in_turns(
-        calls, device, seconds, lambda f: progress("taking turns", 0.3 + 0.4 * f)
+        calls,
+        device,
+        effort.seconds,
+        lambda f: progress("taking turns", 0.3 + 0.4 * f),
+        fewest_rounds=effort.rounds,
+        warm_up=effort.warm_up,
     )
-    for number, contender in enumerate(alive):
-        progress(f"{contender.name}: host time", 0.7 + 0.1 * number / len(alive))
-        row = _with_times(contender, rows[contender.name], timings, moved, torch.device(device))
-        rows[contender.name] = row
-    for contender in alive:  # last: a profiler that has run once slows the launches after it
+    progress("host time", 0.7)
+    hosts = _host_times(alive, device, effort.host_rounds)
+    for contender in alive:
+        row = _with_timing(rows[contender.name], timings, moved)
+        rows[contender.name] = replace(row, host_microseconds=hosts.get(contender.name))
+    # Last: a profiler that has run once slows the launches after it.
+    for contender in alive if effort.kernels else ():
         row = rows[contender.name]
         rows[contender.name] = replace(row, kernels=count_kernels(contender.call, device))
-    if first_calls:
+    if effort.first_calls:
         for number, contender in enumerate(alive):
             progress(f"{contender.name}: fresh process", 0.8 + 0.2 * number / len(alive))
             rows[contender.name] = _with_first_call(contender, rows[contender.name])
@@ -158,40 +193,64 @@ def largest_error(outputs: object, expected: object) -> float:
     return worst
 
 
-def _first_look(contender: Contender, expected: object) -> tuple[Measurement, object]:
+@dataclass(frozen=True)
+class _Check:
+    """What the results are compared with: ``part`` takes the same of them."""
+
+    expected: object
+    part: Callable[[object], object]
+
+    def error(self, outputs: object) -> float | None:
+        """The largest error; None without anything to compare with."""
+        return None if self.expected is None else largest_error(self.part(outputs), self.expected)
+
+
+def largest_value(outputs: object) -> float:
+    """The largest finite magnitude among the results."""
+    import torch
+
+    finite = [t.to(torch.float64).abs().nan_to_num(0.0, 0.0, 0.0) for t in _tensors(outputs)]
+    return max((float(t.max()) for t in finite if t.numel()), default=0.0)
+
+
+def _first_look(contender: Contender, check: _Check, strict: bool) -> tuple[Measurement, object]:
     """Call once, so that it is built, and compare the numbers."""
     import torch
 
     row = Measurement(contender.name)
     try:
         outputs = contender.call()
-        if expected is not None:
-            row = replace(row, largest_error=largest_error(outputs, expected))
-    except FusecError:
-        raise  # ours is a diagnostic for the user
+        if contender.as_torch is not None:
+            outputs = contender.as_torch(outputs)
+        row = replace(row, largest_error=check.error(outputs))
     except torch.OutOfMemoryError:
         return replace(row, problem="out of memory"), None
     except Exception as error:  # another compiler's failure of any kind is a result, not our end
+        if strict and isinstance(error, FusecError):
+            raise  # ours is a diagnostic for the user
         return replace(row, problem=_first_line(error)), None
     return row, outputs
 
 
-def _with_times(
-    contender: Contender,
-    row: Measurement,
-    timings: Mapping[str, Timing],
-    moved: int,
-    device: torch.device,
-) -> Measurement:
-    timing = timings[contender.name]
-    host_call = contender.call if device.type == "cuda" else contender.host_call
+def _with_timing(row: Measurement, timings: Mapping[str, Timing], moved: int) -> Measurement:
+    timing = timings[row.name]
     return replace(
         row,
         timing=timing,
         gigabytes_per_second=moved / timing.milliseconds / 1e6,
         percent_of_copy=100 * timings[COPY].milliseconds / timing.milliseconds,
-        host_microseconds=None if host_call is None else host_microseconds(host_call, device),
     )
+
+
+def _host_times(
+    contenders: Sequence[Contender], device: torch.device | str, rounds: int
+) -> dict[str, float]:
+    """Microseconds of the caller by name; a CPU's are told by inputs so small that they are all."""
+    import torch
+
+    on_gpu = torch.device(device).type == "cuda"
+    calls = {c.name: c.call if on_gpu else c.host_call for c in contenders}
+    return host_in_turns({n: c for n, c in calls.items() if c is not None}, device, rounds)
 
 
 def _with_first_call(contender: Contender, row: Measurement) -> Measurement:

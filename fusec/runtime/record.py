@@ -86,7 +86,9 @@ def _commit() -> str | None:
     head = _git("rev-parse", "HEAD")
     if head is None:
         return None
-    return f"{head}-dirty" if _git("status", "--porcelain") else head
+    # Results that are being written change no number.
+    changes = _git("status", "--porcelain", "--", ".", ":(exclude)benchmarks/results")
+    return f"{head}-dirty" if changes else head
 
 
 def _git(*arguments: str) -> str | None:

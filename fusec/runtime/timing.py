@@ -61,19 +61,25 @@ def time_in_turns(
     device: torch.device | str,
     seconds: float,
     progress: Callable[[float], None] = lambda fraction: None,
+    *,
+    fewest_rounds: int = _FEWEST_ROUNDS,
+    warm_up: float = _WARM_UP,
 ) -> dict[str, Timing]:
-    """Time each call once a round, for at least five rounds and about ``seconds`` altogether."""
+    """Time each call once a round, for ``fewest_rounds`` and about ``seconds`` altogether.
+
+    ``warm_up`` is the seconds of calls that do not count, for each contender.
+    """
     import torch
 
     place = torch.device(device)
     once = _gpu_timer(calls, place) if place.type == "cuda" else _cpu_timer
     for call in calls.values():
-        _warm_up(call, place)
+        _warm_up(call, place, warm_up)
     samples: dict[str, list[float]] = {name: [] for name in calls}
     start = time.perf_counter()
     for number in range(_MOST_ROUNDS):
         spent = time.perf_counter() - start
-        if number >= _FEWEST_ROUNDS and spent > seconds:
+        if number >= fewest_rounds and spent > seconds:
             break
         progress(min(1.0, max(spent / max(seconds, 1e-9), number / _MOST_ROUNDS)))
         for name, call in calls.items():
@@ -85,20 +91,31 @@ def host_microseconds(
     call: Callable[[], object], device: torch.device | str, rounds: int = _HOST_ROUNDS
 ) -> float:
     """Median time that the caller spends in ``call``, without waiting for a GPU to finish."""
+    return host_in_turns({"": call}, device, rounds)[""]
+
+
+def host_in_turns(
+    calls: Mapping[str, Callable[[], object]],
+    device: torch.device | str,
+    rounds: int = _HOST_ROUNDS,
+) -> dict[str, float]:
+    """Median microseconds that the caller spends in each call; a turn is some calls in a row."""
     import torch
 
     place = torch.device(device)
-    for _ in range(5):
-        call()
-    samples = []
-    for _ in range(rounds):
-        _synchronize(place)
-        for _ in range(_HOST_CALLS):
-            start = time.perf_counter()
+    for call in calls.values():
+        for _ in range(5):
             call()
-            samples.append(time.perf_counter() - start)
+    samples: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(rounds):
+        for name, call in calls.items():
+            _synchronize(place)
+            for _ in range(_HOST_CALLS):
+                start = time.perf_counter()
+                call()
+                samples[name].append(time.perf_counter() - start)
     _synchronize(place)
-    return median(samples) * 1e6
+    return {name: median(taken) * 1e6 for name, taken in samples.items() if taken}
 
 
 def count_kernels(call: Callable[[], object], device: torch.device | str) -> int | None:
@@ -141,10 +158,10 @@ def first_call(prepare: str, body: str) -> FirstCall:
         return FirstCall(*(_run_child(script, caches) for _ in range(2)))
 
 
-def _warm_up(call: Callable[[], object], device: torch.device) -> None:
+def _warm_up(call: Callable[[], object], device: torch.device, seconds: float) -> None:
     start = time.perf_counter()
     for number in range(100):
-        if number >= 2 and time.perf_counter() - start > _WARM_UP:
+        if number >= 2 and time.perf_counter() - start > seconds:
             break
         call()
         _synchronize(device)
@@ -187,7 +204,7 @@ def _gpu_timer(
     one_flush = median(elapsed(buffer.zero_, 2) for _ in range(10))  # milliseconds
     flushes = {}
     for name, call in calls.items():
-        needed = 1.5e-3 * host_microseconds(call, device, rounds=3) / one_flush
+        needed = 1.5e-3 * host_microseconds(call, device, rounds=1) / one_flush
         flushes[name] = min(_MOST_FLUSHES, 1 + math.ceil(needed))
     return lambda name, call: elapsed(call, flushes[name])
 

@@ -28,7 +28,7 @@ def content() -> dict[str, Any]:
         "device_name": "Some CPU, 2 cores",
         "versions": {"fusec": "0.1.0", "torch": "2.13.0", "triton": None},
         "date": "2030-01-02T03:04:05+00:00",
-        "command": "python -m benchmarks.run",
+        "command": "fusec bench --suite pipeline",
         "import_seconds": 0.02,
         "cases": [
             {**case, "name": "gelu", "native": "gelu", "rows": [*gelu, row("fusec", 12.6, 43)]},
@@ -48,7 +48,7 @@ def test_the_table(content: dict[str, Any]) -> None:
     text = "\n".join(lines[4:])
     assert "fusec 0.50 s (0.020 s with a warm cache)" in text
     assert "`import fusec` 20 ms" in text
-    assert "Some CPU, 2 cores; fusec 0.1.0, torch 2.13.0; 2030-01-02; `python -m benchm" in text
+    assert "Some CPU, 2 cores; fusec 0.1.0, torch 2.13.0; 2030-01-02; `fusec bench --suite" in text
 
 
 def test_only_what_is_between_the_marks_changes(tmp_path: Path, content: dict[str, Any]) -> None:

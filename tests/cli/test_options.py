@@ -23,6 +23,14 @@ from fusec.errors import DTypeError, FusecError, ParseError, ShapeError, Unknown
         ("s=():bool", InputOption("s", (), "bool")),
         ("n=3:int", InputOption("n", (3,), "int32")),
         ("lambda=4:f8e4m3", InputOption("lambda", (4,), "float8_e4m3fn")),
+        (
+            "x=64x48:f32:transposed",
+            InputOption("x", (64, 48), "float32", layout="transposed"),
+        ),
+        (
+            "x=2x3x4x5:bf16:channels_last",
+            InputOption("x", (2, 3, 4, 5), "bfloat16", layout="channels_last"),
+        ),
         ("s=0.5", InputOption("s", (), number=0.5)),
         ("s=1e-5", InputOption("s", (), number=1e-5)),
         ("s=-2:number", InputOption("s", (), number=-2)),
@@ -49,6 +57,12 @@ def test_an_input(text: str, expected: InputOption) -> None:
         ("x=9999999999999999", ShapeError, "-i:1:3: error: '9999999999999999' is not a length"),
         ("x=4:f33", DTypeError, "-i:1:5: error: there is no type 'f33'"),
         ("x=4:", DTypeError, "-i:1:5: error: a type is missing"),
+        ("x=4x4:f32:transpose", ShapeError, "-i:1:11: error: there is no layout 'transpose'"),
+        (
+            "x=4:f32:transposed",
+            ShapeError,
+            "-i:1:9: error: transposed needs 2 to 4 dimensions, the shape has 1",
+        ),
         ("x=a:number", ParseError, "-i:1:3: error: 'a' is not a number"),
     ],
 )

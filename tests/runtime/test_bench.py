@@ -49,6 +49,31 @@ def test_contenders_take_turns() -> None:
     assert order[-15:] == ["a", "b", "c"] * 5
 
 
+def test_host_time_is_taken_in_turns() -> None:
+    order: list[str] = []
+    calls = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
+    taken = timing.host_in_turns(calls, "cpu", rounds=2)
+    assert set(taken) == {"a", "b"}
+    turns = "".join(order)
+    assert turns == "a" * 5 + "b" * 5 + ("a" * 20 + "b" * 20) * 2
+
+
+def test_another_librarys_results_are_compared_as_tensors() -> None:
+    x = torch.randn(64)
+    contender = bench.Contender("list", lambda: x.tolist(), as_torch=lambda r: torch.tensor(r))
+    report = bench.compare(
+        [contender],
+        [x],
+        lambda: x.double()[:8],
+        device="cpu",
+        effort=bench.Effort(0.0, rounds=3, kernels=False, first_calls=False),
+        part=lambda outputs: outputs[:8],
+    )
+    (row,) = report.measurements
+    assert (row.largest_error, row.problem) == (0.0, None)
+    assert report.bytes_moved == 2 * x.nbytes
+
+
 def test_the_median_is_that_of_the_call() -> None:
     taken = timing.time_in_turns({"nap": lambda: time.sleep(0.01)}, "cpu", seconds=0.1)["nap"]
     assert 10.0 <= taken.milliseconds < 30.0
@@ -73,7 +98,7 @@ def test_compare_fills_every_column_and_keeps_failures() -> None:
         [x],
         lambda: torch.relu(x.double()),
         device="cpu",
-        seconds=0.1,
+        effort=bench.Effort(0.1),
         progress=lambda what, fraction: seen.append(fraction),
     )
     relu, wrong, failed, childless = report.measurements
@@ -127,8 +152,7 @@ def test_device_time_kernels_and_host_time_on_a_gpu() -> None:
         [x],
         lambda: torch.relu(x.double()),
         device="cuda",
-        seconds=0.5,
-        first_calls=False,
+        effort=bench.Effort(0.5, first_calls=False),
     )
     relu, three = report.measurements
     assert (relu.kernels, three.kernels) == (1, 3)

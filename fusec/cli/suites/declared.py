@@ -1,0 +1,195 @@
+"""The suites, declared: ``pointwise``, ``rows``, ``host``, ``cold``, ``cpu``, ``pipeline``.
+
+May import ``case.py`` of this package only.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+
+from fusec.cli.suites.case import Measure, Operation, Suite, SuiteCase, make_case
+
+DTYPES = ("bf16", "f32")
+
+# Twenty operations, ten products and ten sums: the series of sin(x) + cos(x) by Horner's rule, as a
+# formula that is Python as well.
+POLYNOMIAL = functools.reduce(
+    lambda inner, k: f"({inner} * x {'+' if k % 4 < 2 else '-'} {1 / math.factorial(k):.9f})",
+    range(9, -1, -1),
+    f"-{1 / math.factorial(10):.9f}",
+)
+
+POINTWISE = (
+    Operation("gelu_tanh", "gelu_tanh(x)", "x=N"),
+    Operation("gelu", "gelu(x)", "x=N"),
+    Operation("silu", "silu(x)", "x=N"),
+    Operation("swiglu", "swiglu(x, y)", "x=N y=N"),
+    Operation("geglu", "gelu_tanh(x) * y", "x=N y=N"),
+    Operation("axpy", "a*x + y", "x=N a=2.5 y=N"),
+    Operation("relu2", "relu2(x)", "x=N"),
+    Operation("softplus", "softplus(x)", "x=N"),
+    Operation("mish", "mish(x)", "x=N"),
+    Operation("polynomial", POLYNOMIAL, "x=N"),
+    Operation("bias_row", "x + b", "x=RxC b=C"),
+    Operation("bias_column", "x + b", "x=RxC b=Rx1"),
+    Operation("transposed", "silu(x) + y", "x=RxC:same:transposed y=RxC"),
+    Operation("channels_last", "silu(x * w + b)", "x=BxKxHxH:same:channels_last w=Kx1x1 b=Kx1x1"),
+)
+
+ROWS = (
+    Operation("softmax", "softmax(x)", "x=RxC"),
+    Operation("rms_norm", "rms_norm(x, w)", "x=RxC w=C"),
+    Operation("layer_norm", "layer_norm(x, w, b)", "x=RxC w=C b=C"),
+    Operation("add_rms_norm", "h = x + r; rms_norm(h, w), h", "x=RxC r=RxC w=C"),
+    Operation("cross_entropy", "logsumexp(x) - x[t]", "x=RxC t=R:i64"),
+    Operation("log_softmax", "log_softmax(x)", "x=RxC"),
+    Operation("logsumexp", "logsumexp(x)", "x=RxC"),
+    Operation("row_sum", "sum(x)", "x=RxC"),
+    Operation("row_variance", "var(x)", "x=RxC"),
+    Operation("entropy", "-sum(softmax(x) * log_softmax(x))", "x=RxC"),
+    Operation("column_sum", "sum(x, axis=0)", "x=RxC", part=-1),
+)
+
+# Powers of two: the sizes that show the memory's speed first, then the way down to one launch.
+SIZES = (28, 26, 27, 24, 20, 16, 10, 22, 18, 14, 12)
+COLUMNS = (
+    4096, 1024, 16384, 32768, 50257, 131072, 64, 256, 4097, 1000, 262144, 4194304
+)  # fmt: skip
+FULL = 1 << 27  # elements of a tensor that fills the machine
+FEW_ROWS = (132, 8, 1)
+
+TIMED = ("eager", "torch", "compile", "max-autotune", "triton", "liger", "quack", "fusec")
+ON_CPU = ("eager", "torch", "compile", "numexpr", "jax", "fusec", "fusec-out")
+HOST = ("torch", "triton", "compile", "graph", "fusec", "bind")
+COLD = ("eager", "compile", "fusec")
+
+# One call on 1024 elements.
+SMALL = (
+    Operation("gelu_tanh", "gelu_tanh(x)", "x=N"),
+    Operation("silu", "silu(x)", "x=N"),
+    Operation("axpy", "a*x + y", "x=N a=2.5 y=N"),
+    Operation("softmax", "softmax(x)", "x=1xN"),
+)
+
+_GELU = "0.5*x*(1+tanh(0.79788456*(x+0.044715*x^3)))"
+FIRST_CALLS = (
+    Operation("first_gelu", _GELU, "x=RxC"),
+    Operation("next_silu", "x*sigmoid(x)", "x=RxC", after=_GELU),
+    Operation("first_softmax", "softmax(x)", "x=RxC"),
+    Operation("next_layer_norm", "layer_norm(x, w, b)", "x=RxC w=C b=C", after="softmax(x)"),
+)
+
+# The figures of the README: what each costs, kernels and first calls included.
+PIPELINE = (
+    Operation("gelu", _GELU, "x=RxC"),
+    Operation("softmax", "softmax(x)", "x=RxC"),
+    Operation("layer_norm", "layer_norm(x, w, b)", "x=RxC w=C b=C"),
+)
+SCALE = Operation("scale", "x*2 + 1", "x=N")
+_CPU_SHAPES = ((4096, 4096), (65536, 256), (64, 262144))  # rows and columns for two cores
+
+
+def pointwise(device: str = "cuda") -> list[SuiteCase]:
+    """Every elementwise operation at 2^10 to 2^28 elements."""
+    return [
+        make_case("pointwise", operation, dtype, _lengths(power))
+        for power in SIZES
+        for dtype in DTYPES
+        for operation in POINTWISE
+    ]
+
+
+def rows(device: str = "cuda") -> list[SuiteCase]:
+    """Every row operation and length: as many rows as make 2^27 elements, then few rows."""
+    return [
+        make_case("rows", operation, dtype, {"R": few or FULL // columns, "C": columns})
+        for few in (None, *FEW_ROWS)
+        for dtype in DTYPES
+        for columns in COLUMNS
+        for operation in ROWS
+    ]
+
+
+def host(device: str = "cuda") -> list[SuiteCase]:
+    """One call on 1024 elements."""
+    return [
+        make_case("host", operation, dtype, {"N": 1024}) for dtype in DTYPES for operation in SMALL
+    ]
+
+
+def cold(device: str = "cuda") -> list[SuiteCase]:
+    """First calls: of a process, and of the next formula in it."""
+    return [
+        make_case("cold", operation, "f32", {"R": 1024, "C": 1024}) for operation in FIRST_CALLS
+    ]
+
+
+def cpu(device: str = "cpu") -> list[SuiteCase]:
+    """Elementwise and row operations at sizes for two cores."""
+    square = [
+        make_case("cpu", operation, dtype, {**_lengths(24), "N": "4096x4096"})
+        for dtype in reversed(DTYPES)
+        for operation in (SCALE, *POINTWISE)
+    ]
+    by_row = [
+        make_case("cpu", operation, dtype, {"R": rows, "C": columns})
+        for rows, columns in _CPU_SHAPES
+        for dtype in reversed(DTYPES)
+        for operation in ROWS
+    ]
+    small = [
+        make_case("cpu", operation, dtype, _lengths(18))
+        for dtype in reversed(DTYPES)
+        for operation in (SCALE, *POINTWISE)
+    ]
+    return [*square, *by_row, *small]
+
+
+def pipeline(device: str = "cuda") -> list[SuiteCase]:
+    """The cases of the README's tables."""
+    gelu, softmax, layer_norm = PIPELINE
+    if device == "cpu":
+        square: dict[str, int | str] = {"R": 4096, "C": 4096, "N": "4096x4096"}
+        return [make_case("pipeline", op, "f32", square) for op in (*PIPELINE, SCALE)]
+    large: dict[str, int | str] = {"R": 16384, "C": 16384}
+    wide: dict[str, int | str] = {"R": 32768, "C": 4096}
+    return [
+        make_case("pipeline", gelu, "f32", large),
+        make_case("pipeline", gelu, "bf16", large),
+        make_case("pipeline", softmax, "bf16", wide),
+        make_case("pipeline", layer_norm, "bf16", wide),
+    ]
+
+
+SUITES = {
+    suite.name: suite
+    for suite in (
+        Suite("pointwise", "elementwise formulas, 2^10 to 2^28 elements", pointwise, TIMED),
+        Suite("rows", "row reductions, 64 to 4M columns", rows, TIMED),
+        Suite("host", "what one call costs the caller, 1024 elements", host, HOST, Measure.HOST),
+        Suite("cold", "first calls, in fresh processes", cold, COLD, Measure.COLD),
+        Suite("cpu", "formulas and rows for two cores", cpu, ON_CPU, fresh=True, device="cpu"),
+        Suite(
+            "pipeline",
+            "the figures of the README, kernels and first calls included",
+            pipeline,
+            (*COLD[:1], "torch", *COLD[1:], "fusec-out"),
+            Measure.THOROUGH,
+            fresh=True,
+        ),
+    )
+}
+
+
+def _lengths(power: int) -> dict[str, int | str]:
+    """The lengths of 2^power elements as one axis, as a matrix, and as images of 64 channels."""
+    side = min(8, (power - 6) // 2)  # of an image, as a power of two
+    return {
+        "N": 1 << power,
+        "R": 1 << power // 2,
+        "C": 1 << power - power // 2,
+        "B": 1 << power - 6 - 2 * side,
+        "K": 64,
+        "H": 1 << side,
+    }
