@@ -14,12 +14,12 @@ from fusec.codegen.kernel import Config, Form
 from fusec.codegen.layout import Arrangement, Operand
 
 RESIDENT_BYTES = 128 * 1024  # registers a program may fill with the tiles of one row
-# What a looping program takes at a time: bytes of each row by itself, columns where programs share.
-LOOP_BYTES, LOOP_WARPS = 32 * 1024, 16
-SHARE_BLOCK, LONG_SHARE_BLOCK, SHARE_WARPS = 4096, 8192, 8
+# Columns a looping program takes at a time: by itself, and where programs share a row.
+LOOP_BLOCK, LOOP_WARPS = 8192, 16
+SHARE_BLOCK, LONG_SHARE_BLOCK = 4096, 8192
 LONG_SHARE_COLUMNS = 1 << 20
-# Of the row in memory. More warps leave too little work for each; rows that are only read, or
-# that are long, want fewer still.
+# Of the row in memory. More warps leave too little work for each; rows that are long, or only
+# read and short, want fewer still.
 BYTES_PER_WARP, LONG_BYTES_PER_WARP = 2048, 4096
 LONG_ROW_BYTES = 32 * 1024
 FULL_GRID = 2048  # programs that keep any present GPU busy
@@ -44,16 +44,17 @@ def choose_triton(form: Form, accesses: tuple[Operand, ...], arrangement: Arrang
     if _rows_contiguous(arrangement):
         return _columns(accesses, arrangement, wide)
     config = _rows(accesses, arrangement, wide)
-    return config if config.resident else _shared(config, arrangement)
+    return config if config.resident else _shared(config, arrangement, narrow)
 
 
-def _shared(config: Config, arrangement: Arrangement) -> Config:
+def _shared(config: Config, arrangement: Arrangement, narrow: bool) -> Config:
     """A looping kernel, or where rows are few one whose programs share them."""
     block = LONG_SHARE_BLOCK if arrangement.cols >= LONG_SHARE_COLUMNS else SHARE_BLOCK
     splits = _splits(arrangement.rows, arrangement.cols, block)
     if arrangement.rows > BUSY_ROWS or splits == 1:
         return config
-    return replace(config, block_cols=block, warps=SHARE_WARPS, splits=splits)
+    warps = block // (1024 if narrow else 512)
+    return replace(config, block_cols=block, warps=warps, splits=splits)
 
 
 def _columns(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -> Config:
@@ -68,6 +69,8 @@ def _columns(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool
         warps = 1 if rows == 128 else max(1, rows * cols // 512)
     else:
         rows, cols, warps = (128, 16, 2) if narrow and across >= 32768 else (64, 64, 2)
+        if across % 16 or across <= 64:  # narrow loads, or too few programs, want more warps
+            rows, cols, warps = 64, 64, 4
         splits = _splits(2 * -(-across // rows), along, 4 * cols)
     return Config(
         rows, cols, warps, resident=False, wide_index=wide, splits=splits, lanes_along_rows=True
@@ -95,16 +98,16 @@ def _rows(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -
     read = [o for o in full if o.kind != "root"]
     stored = max((o.node.dtype.itemsize for o in full), default=4)
     if block * 4 * -(-max(1, len(read)) // 2) > RESIDENT_BYTES:  # two are mostly joined at once
-        return Config(1, LOOP_BYTES // stored, LOOP_WARPS, resident=False, wide_index=wide)
+        return Config(1, LOOP_BLOCK, LOOP_WARPS, resident=False, wide_index=wide)
     even = block == arrangement.cols
+    share = LONG_BYTES_PER_WARP if block * stored >= LONG_ROW_BYTES else BYTES_PER_WARP
     if len(full) == len(read):
         rows = max(1, LONG_BYTES_PER_WARP // (block * stored)) if arrangement.layout.rows else 1
-        warps = min(32, max(1, block * stored // LONG_BYTES_PER_WARP))
+        warps = 1 if block * stored <= LONG_BYTES_PER_WARP else min(32, block * stored // share)
         return Config(rows, block, warps, even=even, wide_index=wide)
     if block < 1024 and arrangement.layout.rows:
         rows = ELEMENTS_PER_PROGRAM // block
         return Config(rows, block, warps=4, even=even, wide_index=wide)
-    share = LONG_BYTES_PER_WARP if block * stored >= LONG_ROW_BYTES else BYTES_PER_WARP
     warps = min(16, max(2, block * stored // share)) if block < 32768 else 32
     return Config(1, block, warps, even=even, wide_index=wide)
 

@@ -35,9 +35,9 @@ def special_rows(columns: int) -> torch.Tensor:
     x[3, 7] = INF
     x[4, -1] = math.nan
     x[5, -1], x[5, 0] = INF, -INF
-    x[6] = 1e25
+    x[6] = 1e20
     x[7, 0] = INF
-    x[8] = torch.linspace(-1e4, 1e4, columns)
+    x[8] = torch.linspace(-1e4, 3e4, columns)
     return x
 
 
@@ -53,7 +53,7 @@ def compare(formula: str, reference: Reference, x: torch.Tensor) -> None:
     expected = reference(x.double()).float().double().cpu()
     actual = fusec.compile(formula, backend="triton")(x).cpu()
     if formula in ("var(x)", "mean((x - mean(x))^2)"):  # of a constant: how its mean is rounded
-        assert 0 <= float(actual[6]) <= (1e25 * 2**-22) ** 2
+        assert 0 <= float(actual[6]) <= (1e20 * 2**-22) ** 2
         actual[6] = expected[6]
     assert_near(actual, expected, 3e-5)
 
