@@ -24,6 +24,7 @@ BYTES_PER_WARP, LONG_BYTES_PER_WARP = 2048, 4096
 LONG_ROW_BYTES = 32 * 1024
 FULL_GRID = 2048  # programs that keep any present GPU busy
 BUSY_ROWS = 512  # rows that do so by themselves
+ANY_ROWS = 1 << 14  # what stands for any number of rows where that number must not matter
 SMALLEST_BLOCK = 64
 SHORT_COLUMN = 512  # elements reduced along a strided axis that one program takes
 ELEMENTS_PER_PROGRAM = 2048  # of 16 bits; half as many of 32
@@ -32,9 +33,20 @@ PREFETCH_COLUMNS = 32768  # the next row has to fit the cache beside this one
 WIDE_OFFSETS = 2**31 - 2**20
 
 
-def choose_triton(form: Form, accesses: tuple[Operand, ...], arrangement: Arrangement) -> Config:
-    """The Config of a Triton kernel for these operands."""
+def choose_triton(
+    form: Form, accesses: tuple[Operand, ...], arrangement: Arrangement, invariant: bool = False
+) -> Config:
+    """The Config of a Triton kernel for these operands.
+
+    ``invariant``: the same for any number of rows, so that a row's result has the same bits in any
+    batch.
+    """
     wide = arrangement.span >= WIDE_OFFSETS or arrangement.rows * arrangement.cols >= WIDE_OFFSETS
+    if invariant and form is Form.ROWS:
+        many = replace(arrangement, row_sizes=(ANY_ROWS,))
+        config = choose_triton(form, accesses, many)
+        alone = 1 if config.resident else config.block_rows
+        return replace(config, block_rows=alone, wide_index=wide)
     narrow = max((o.node.dtype.itemsize for o in accesses), default=4) <= 2
     elements = ELEMENTS_PER_PROGRAM if narrow else ELEMENTS_PER_PROGRAM // 2
     if form is Form.FLAT:
