@@ -48,6 +48,7 @@ def lower(job: Job) -> Kernel:
         variables=tuple(values.variables.values()),
         body=tuple(body),
         kept=tuple((name, node.dtype.compute) for node, name in sweeps.kept.items()),
+        blocks=tuple(values.blocks),
         divided=sweeps.divided,
         flushes=_may_flush(values),
         header=_header(values),

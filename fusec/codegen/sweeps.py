@@ -320,6 +320,8 @@ class Sweeps:
     def _target(self, reductions: list[Node]) -> tuple[Access, ...]:
         """Where the next sweep writes, if this one is the last that reduces."""
         stage = self._stage[reductions[0]]
+        if self.values.job.config.stream:
+            return ()
         if any(self._stage[n] > stage for n in self.values.nodes if self._is_reduction(n)):
             return ()
         roots = [
