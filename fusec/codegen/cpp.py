@@ -102,7 +102,9 @@ class _Printer(Statements):
     def _square_tiles(self) -> None:
         """Tile by tile, so that each line of an operand that runs along the rows is read once."""
         step = "fusec::TILE"
-        self.writer.line(PARALLEL.replace("for", "for collapse(2)"))
+        self.writer.line(
+            "#pragma omp parallel for collapse(2) num_threads(threads) schedule(static)"
+        )
         with (
             self.stretches("row_start", "rows", step),
             self.stretches("col_start", "cols", step),
@@ -120,14 +122,15 @@ class _Printer(Statements):
 
     def _turn(self, loads: Sequence[Load]) -> None:
         """Copy tiles of operands that run along the rows, so that they run along the columns."""
-        with (
-            self.loop("col", "col_end", "col_start"),
-            self.loop("row", "row_end", "row_start"),
-        ):
-            self.variables(Level.COL)
+        with self.loop("col", "col_end", "col_start"):
             for load in loads:
-                element = f"{load.access.buffer}[{self.address(load.access)}]"
-                self.writer.line(f"{load.tile}[{IN_TILE}] = {element};")
+                place = self.at_start(load.access, "row_start", "(col + fusec::TILE)")
+                self.writer.line(f"fusec::prefetch<fusec::TILE>(&{load.access.buffer}[{place}]);")
+            with self.loop("row", "row_end", "row_start"):
+                self.variables(Level.COL)
+                for load in loads:
+                    element = f"{load.access.buffer}[{self.address(load.access)}]"
+                    self.writer.line(f"{load.tile}[{IN_TILE}] = {element};")
 
     def _row_of_tile(self, start: str, end: str) -> None:
         outer = [s for s in self.kernel.body if not isinstance(s, Comment) and not self._varies(s)]

@@ -51,9 +51,9 @@ class Statements:
         """A loop over the row."""
         raise NotImplementedError
 
-    def at_start(self, access: Access, row: str) -> str:
-        """The address of the stretch at hand, in this row or another."""
-        terms = {"row": row, "col": "start", "i": "start"}
+    def at_start(self, access: Access, row: str, start: str = "start") -> str:
+        """The address of the stretch at hand, or of another, in this row or another."""
+        terms = {"row": row, "col": start, "i": start}
         places = ((terms.get(t.variable, t.variable), t.stride) for t in access.terms)
         return self.address(Access(access.buffer, tuple(Term(*place) for place in places)))
 
@@ -83,6 +83,9 @@ class Statements:
             return
         with self.stretches("start", end, "fusec::BLOCK"):
             self.writer.line(f"const int64_t count = fusec::minimum({end} - start, fusec::BLOCK);")
+            for access in self.kernel.ahead:
+                place = self.at_start(access, "row", "start + fusec::BLOCK")
+                self.writer.line(f"fusec::prefetch<fusec::BLOCK>(&{access.buffer}[{place}]);")
             self.writer.line(SIMD)
             with self.loop("lane", "count"):
                 self.writer.line(f"const int64_t {variable} = start + lane;")

@@ -329,6 +329,7 @@ class Kernel:
     body: tuple[Stmt, ...]
     kept: tuple[tuple[str, DType], ...] = ()
     blocks: tuple[tuple[str, DType], ...] = ()  # results on their way past the caches
+    ahead: tuple[Access, ...] = ()  # of which the next block is fetched while one is computed
     divided: bool = False  # a program works on one of ``config.splits`` parts of its rows
     flushes: bool = False  # functions may take subnormal numbers for 0
     header: tuple[str, ...] = ()

@@ -147,9 +147,13 @@ def choose_cpp(form: Form, accesses: tuple[Operand, ...], arrangement: Arrangeme
     whether results pass by the caches.
     """
     along = form is Form.ROWS and _rows_contiguous(arrangement)
-    near = form is Form.ROWS and not along and arrangement.cols <= PREFETCH_COLUMNS
     side = CPU_TILE if form is Form.TILE and _turned(arrangement) else 1
     stream = side == 1 and not along and _is_large(accesses, arrangement)
+    if form is Form.ROWS:
+        near = not along and arrangement.cols <= PREFETCH_COLUMNS
+    else:
+        # Computing 16-bit operands outlasts fetching them; wider ones keep the memory busy already.
+        near = stream and max(o.node.dtype.itemsize for o in accesses) <= 2
     return Config(
         side,
         side,

@@ -53,11 +53,10 @@ FUSEC_INLINE void carry(double* wide, float* lanes) {
   }
 }
 
-// Asks for a stretch of LANES elements to come into the cache. An address beyond the data does no
-// harm.
-template <class T>
+// Asks for a stretch of elements to come into the cache. An address beyond the data does no harm.
+template <int64_t count = LANES, class T>
 FUSEC_INLINE void prefetch(const T* first) {
-  for (size_t byte = 0; byte < LANES * sizeof(T); byte += 64) {
+  for (size_t byte = 0; byte < count * sizeof(T); byte += 64) {
     __builtin_prefetch((const char*)first + byte, 0, 2);
   }
 }
