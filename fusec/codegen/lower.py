@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from textwrap import dedent
 
+from fusec.codegen.body import Body
 from fusec.codegen.job import CPP, TRITON, Job, Target
 from fusec.codegen.kernel import (
     Access,
@@ -26,7 +27,7 @@ from fusec.codegen.kernel import (
     Stmt,
     Term,
 )
-from fusec.codegen.sweeps import Body, Sweeps, reductions_of, sweeps_of
+from fusec.codegen.sweeps import Sweeps, reductions_of, sweeps_of
 from fusec.codegen.values import Values
 from fusec.ir.ops import Kind
 
