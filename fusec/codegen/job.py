@@ -23,10 +23,27 @@ class Target:
     wide_sums: bool  # float32 sums accumulate in float64
     wide_index: bool  # index variables are int64 whatever the sizes
     online: bool  # a loop may run two reductions of which the second needs the first
+    narrow_fast: bool  # the fast forms of functions are for 16-bit results and nothing else
 
 
-TRITON = Target("triton", masks=True, keeps=False, wide_sums=False, wide_index=False, online=True)
-CPP = Target("cpp", masks=False, keeps=True, wide_sums=True, wide_index=True, online=False)
+TRITON = Target(
+    "triton",
+    masks=True,
+    keeps=False,
+    wide_sums=False,
+    wide_index=False,
+    online=True,
+    narrow_fast=False,
+)
+CPP = Target(
+    "cpp",
+    masks=False,
+    keeps=True,
+    wide_sums=True,
+    wide_index=True,
+    online=False,
+    narrow_fast=True,
+)
 
 
 @dataclass(frozen=True, slots=True)

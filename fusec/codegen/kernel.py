@@ -153,6 +153,7 @@ class Load:
     mask: Level = Level.UNIFORM
     guards: tuple[Expr, ...] = ()  # a gathered position has to be inside its row
     other: float | int = 0
+    tile: str = ""  # the buffer that a tile of it is turned into, to be read along the columns
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -164,6 +165,7 @@ class Store:
     storage: DType
     level: Level
     mask: Level = Level.UNIFORM
+    block: str = ""  # the buffer that collects it on its way past the caches
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -293,6 +295,7 @@ class Config:
     splits: int = 1  # programs that share a row, each a part of its columns
     prefetch: bool = False  # fetch the next row while this one is worked on
     lanes_along_rows: bool = False  # the contiguous axis is the row axis (column reductions)
+    stream: bool = False  # results go to memory past the caches
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -325,6 +328,8 @@ class Kernel:
     variables: tuple[Variable, ...]
     body: tuple[Stmt, ...]
     kept: tuple[tuple[str, DType], ...] = ()
+    blocks: tuple[tuple[str, DType], ...] = ()  # results on their way past the caches
+    ahead: tuple[Access, ...] = ()  # of which the next block is fetched while one is computed
     divided: bool = False  # a program works on one of ``config.splits`` parts of its rows
     flushes: bool = False  # functions may take subnormal numbers for 0
     header: tuple[str, ...] = ()

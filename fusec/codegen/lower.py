@@ -15,15 +15,19 @@ from __future__ import annotations
 
 from textwrap import dedent
 
+from fusec.codegen.body import Body
 from fusec.codegen.job import CPP, TRITON, Job, Target
 from fusec.codegen.kernel import (
+    Access,
     Form,
     Kernel,
     Level,
+    Load,
     Size,
     Stmt,
+    Term,
 )
-from fusec.codegen.sweeps import Body, Sweeps, reductions_of, sweeps_of
+from fusec.codegen.sweeps import Sweeps, reductions_of, sweeps_of
 from fusec.codegen.values import Values
 from fusec.ir.ops import Kind
 
@@ -37,7 +41,8 @@ def lower(job: Job) -> Kernel:
     values = Values(job)
     rows = job.form is Form.ROWS
     sweeps = Sweeps(values)
-    body = _flat_body(values) if not rows else sweeps.part() if job.part else sweeps.statements()
+    swept = sweeps.part if job.part else sweeps.statements
+    body = swept() if rows else _flat_body(values)
     return Kernel(
         name=values.names.user(f"{job.region.name}_{job.part}" if job.part else job.region.name),
         form=job.form,
@@ -48,6 +53,8 @@ def lower(job: Job) -> Kernel:
         variables=tuple(values.variables.values()),
         body=tuple(body),
         kept=tuple((name, node.dtype.compute) for node, name in sweeps.kept.items()),
+        blocks=tuple(values.blocks),
+        ahead=_ahead(values, body) if job.config.prefetch and not rows else (),
         divided=sweeps.divided,
         flushes=_may_flush(values),
         header=_header(values),
@@ -63,6 +70,15 @@ def _may_flush(values: Values) -> bool:
     """
     computed = (n for n in values.nodes if n.op.kind is Kind.ELEMENTWISE and n.dtype.is_float)
     return values.job.numerics != "precise" and all(values.fast(node) for node in computed)
+
+
+def _ahead(values: Values, body: list[Stmt]) -> tuple[Access, ...]:
+    """What is read once and in the order of memory, so that its next block can be asked for."""
+    flat = values.job.form is Form.FLAT
+    along = Term("i" if flat else "col", 1)
+    full = Level.COL if flat else Level.TILE
+    loads = (s for s in body if isinstance(s, Load) and s.level is full and not s.guards)
+    return tuple(s.access for s in loads if along in s.access.terms)
 
 
 def _sizes(values: Values) -> tuple[Size, ...]:

@@ -31,6 +31,7 @@ _FUSEC = """
 fusec i row col rows cols n mask row_mask col_mask
 BLOCK BLOCK_ROWS BLOCK_COLS LANES start count
 lane threads sweep program split part first last chunk SPLITS
+step row_start row_end col_start col_end
 """
 
 RESERVED = frozenset(_CPP.split()) | frozenset(_CUDA.split()) | frozenset(_TRITON.split())

@@ -29,6 +29,9 @@ SMALLEST_BLOCK = 64
 SHORT_COLUMN = 512  # elements reduced along a strided axis that one program takes
 ELEMENTS_PER_PROGRAM = 2048  # of 16 bits; half as many of 32
 PREFETCH_COLUMNS = 32768  # the next row has to fit the cache beside this one
+STREAM_BYTES = 16 << 20  # a result of this size leaves a core's caches before it is read again
+STREAM_STRETCH = 1024  # bytes; shorter ones would be half of lines
+CPU_TILE = 64  # rows and columns of a tile, of which a CPU's first cache holds a few
 # From here on offsets are int64; blocks may overhang by less than 2**20.
 WIDE_OFFSETS = 2**31 - 2**20
 
@@ -151,8 +154,39 @@ def _rows_contiguous(arrangement: Arrangement) -> bool:
     return along_rows and not along_cols
 
 
-def choose_cpp(arrangement: Arrangement, form: Form) -> Config:
-    """The Config of a C++ kernel: loops need no block size, only which axis the lanes run along."""
+def choose_cpp(form: Form, accesses: tuple[Operand, ...], arrangement: Arrangement) -> Config:
+    """The Config of a C++ kernel: which axis the lanes run along, whether loops go in tiles, and
+    whether results pass by the caches.
+    """
     along = form is Form.ROWS and _rows_contiguous(arrangement)
-    near = form is Form.ROWS and not along and arrangement.cols <= PREFETCH_COLUMNS
-    return Config(resident=False, lanes_along_rows=along, wide_index=True, prefetch=near)
+    side = CPU_TILE if form is Form.TILE and _turned(arrangement) else 1
+    stream = side == 1 and not along and _is_large(accesses, arrangement)
+    if form is Form.ROWS:
+        near = not along and arrangement.cols <= PREFETCH_COLUMNS
+    else:
+        # Computing 16-bit operands outlasts fetching them; wider ones keep the memory busy already.
+        near = stream and max(o.node.dtype.itemsize for o in accesses) <= 2
+    return Config(
+        side,
+        side,
+        resident=False,
+        wide_index=True,
+        prefetch=near,
+        lanes_along_rows=along,
+        stream=stream,
+    )
+
+
+def _is_large(accesses: tuple[Operand, ...], arrangement: Arrangement) -> bool:
+    """Whether the largest result fills STREAM_BYTES, in stretches worth writing past a cache."""
+    results = [k for k, operand in enumerate(accesses) if operand.kind == "root"]
+    full = [k for k in results if all(arrangement.layout.strides[k])]
+    width = max((accesses[k].node.dtype.itemsize for k in full), default=0)
+    stretch = arrangement.cols * width
+    return stretch * arrangement.rows >= STREAM_BYTES and stretch >= STREAM_STRETCH
+
+
+def _turned(arrangement: Arrangement) -> bool:
+    """Whether some operand's memory runs along the rows and not along the columns."""
+    rows = len(arrangement.layout.rows)
+    return any(1 in s[:rows] and s[-1] not in (0, 1) for s in arrangement.layout.strides)

@@ -1,7 +1,6 @@
 """The sweeps of a kernel that reduces rows: which values each computes, keeps, reduces and stores.
 
-May import ``fusec.ir``, ``fusec.passes.fuse``, ``codegen.kernel``, ``codegen.layout`` and
-``codegen.values``.
+May import ``fusec.ir``, ``fusec.passes.fuse`` and the modules of ``codegen`` above it in the tree.
 """
 
 from __future__ import annotations
@@ -9,17 +8,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
+from fusec.codegen.body import Body
 from fusec.codegen.kernel import (
     Access,
     Accumulate,
     Accumulator,
     Apply,
     Combine,
-    Comment,
     Convert,
     Expr,
     Keep,
-    Let,
     Level,
     Literal,
     Load,
@@ -42,50 +40,6 @@ from fusec.ir.ops import OPS, Kind
 from fusec.passes.fuse import Region, Root
 
 SUMS = ("sum", "mean", "prod")
-
-
-@dataclass(slots=True)
-class Body:
-    """Statements under comments that name their sections."""
-
-    statements: list[Stmt] = field(default_factory=list)
-    _title: str = ""
-
-    def add(self, title: str, statements: list[Stmt]) -> None:
-        """More statements under ``title``;
-
-        Arithmetic that follows a reduction needs no heading of its own.
-        """
-        if not statements:
-            return
-        continues = title == "compute" and self._title.startswith("reduce")
-        if title != self._title and not continues:
-            self.statements.append(Comment(title))
-            self._title = title
-        self.statements.extend(statements)
-
-    def straight(self, title: str, statements: list[Stmt]) -> None:
-        """Straight code: the loads that can go first, then the rest."""
-        loads, rest = _split_loads(statements)
-        self.add("load", loads)
-        self.add(title, rest)
-
-
-def _split_loads(statements: list[Stmt]) -> tuple[list[Stmt], list[Stmt]]:
-    """The loads that wait for nothing but each other, and the rest."""
-    loads: list[Stmt] = []
-    rest: list[Stmt] = []
-    computed: set[str] = set()
-    for statement in statements:
-        if isinstance(statement, Load) and all(
-            t.variable not in computed for t in statement.access.terms
-        ):
-            loads.append(statement)
-            continue
-        rest.append(statement)
-        if isinstance(statement, (Let, Load, Reduce)):
-            computed.add(statement.name)
-    return loads, rest
 
 
 @dataclass(slots=True)
@@ -320,6 +274,8 @@ class Sweeps:
     def _target(self, reductions: list[Node]) -> tuple[Access, ...]:
         """Where the next sweep writes, if this one is the last that reduces."""
         stage = self._stage[reductions[0]]
+        if self.values.job.config.stream:
+            return ()
         if any(self._stage[n] > stage for n in self.values.nodes if self._is_reduction(n)):
             return ()
         roots = [

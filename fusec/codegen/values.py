@@ -46,6 +46,7 @@ class Values(Parameters):
     """The state of one lowering: what has a name, what is at hand, which parameters exist."""
 
     at_hand: dict[Node, Expr] = field(default_factory=dict)
+    blocks: list[tuple[str, DType]] = field(default_factory=list)
     _uses: dict[Node, int] = field(default_factory=dict)
     _weight: dict[Node, int] = field(default_factory=dict)
     _names: dict[Node, str] = field(default_factory=dict)
@@ -110,9 +111,9 @@ class Values(Parameters):
         16-bit results, or the user asked.
         """
         operand = node.args[-1].dtype if node.args else node.dtype
-        if self.job.numerics == "torch":
-            return operand.is_float and operand.bits <= 16
-        return self.job.numerics == "fast"
+        if self.job.numerics == "fast" and not self.job.target.narrow_fast:
+            return True
+        return self.job.numerics != "precise" and operand.is_float and operand.bits <= 16
 
     # -- names and parameters ---------------------------------------------------------------------
 
@@ -186,8 +187,20 @@ class Values(Parameters):
         access = self.access(position, operand.name, written=False)
         storage = self.pointers[operand.name, False].storage
         compute = storage.compute
-        out.append(Load(self.name(node), access, storage, compute, level, self.mask(level)))
+        tile = self.names.user(f"{operand.name}_tile") if self._is_turned(access) else ""
+        mask = self.mask(level)
+        out.append(Load(self.name(node), access, storage, compute, level, mask, tile=tile))
         return Ref(self.name(node), compute, level)
+
+    def _is_turned(self, access: Access) -> bool:
+        """Whether a C++ loop over tiles has to read an operand along its rows to read whole lines.
+
+        Rows of several axes are read as they come: their positions cost a division each.
+        """
+        if self.job.target.masks or self.job.form is not Form.TILE:
+            return False
+        along = Term("row", 1) in access.terms and len(access.terms) > 1
+        return along and self.job.config.block_rows > 1
 
     def _gather(self, node: Node, out: list[Stmt]) -> Expr:
         """A load at a computed position;
@@ -312,7 +325,17 @@ class Values(Parameters):
             if not isinstance(value, (Ref, Literal)):
                 work.append(Let(self.name(root.node), value, level))
                 value = self.at_hand[root.node] = Ref(self.name(root.node), value.dtype, level)
-            out.append(Store(access, value, storage, level, self.mask(level)))
+            block = self._block(root, access, storage)
+            out.append(Store(access, value, storage, level, self.mask(level), block))
+
+    def _block(self, root: Root, access: Access, storage: DType) -> str:
+        """The buffer that collects a result which is to go past the caches, if it is to."""
+        along = Term("i" if self.job.form is Form.FLAT else "col", 1)
+        if not self.job.config.stream or along not in access.terms:
+            return ""
+        name = self.names.user(f"{root.name}_block")
+        self.blocks.append((name, storage))
+        return name
 
     def root_access(self, root: Root) -> Access:
         """The address at which a root is stored."""

@@ -40,6 +40,11 @@ _FLAGS = (
     "-ffp-contract=off",
     "-fno-math-errno",
     "-fno-trapping-math",
+    # Threading jumps through selects splits one vector division or exponential into two.
+    "-fno-thread-jumps",
+    # A call or inline copy of memset for the lanes of a sweep would be stored in other widths than
+    # they are loaded in, and wait for the cache.
+    "-fno-tree-loop-distribute-patterns",
     "-std=c++17",
     "-shared",
     "-fPIC",

@@ -236,7 +236,7 @@ def lay_out(
     arrangement = arrange(region, accesses, sizes, strides)
     form = _form(region, arrangement)
     config = (
-        schedule.choose_cpp(arrangement, form)
+        schedule.choose_cpp(form, accesses, arrangement)
         if backend == "cpp"
         else schedule.choose_triton(form, accesses, arrangement)
     )

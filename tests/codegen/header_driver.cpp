@@ -49,6 +49,29 @@ PAIRS(pow)
 PAIRS(maximum)
 PAIRS(minimum)
 
+// For results of 16 bits.
+#define FAST(name) LOOP(fast_##name##_f32, float, float, float, fusec::fast::name(x))
+FAST(exp)
+FAST(log1p)
+FAST(tanh)
+FAST(ndtr)
+
+// Results past the caches: count of them, from a buffer that holds 0, 1, 2, ...
+#define WRITE(T)                                                    \
+  extern "C" void write_##T(T* target, int64_t count) {             \
+    fusec::Block<T> block;                                          \
+    for (int64_t i = 0; i < fusec::BLOCK; ++i) block.data[i] = (T)i; \
+    block.write(target, count);                                     \
+  }
+WRITE(int8_t)
+WRITE(uint16_t)
+WRITE(float)
+WRITE(double)
+
+extern "C" int64_t rows_abreast(int64_t rows, int64_t threads) {
+  return fusec::rows_abreast(rows, threads);
+}
+
 // Through the C library, one element at a time.
 BOTH(erfc)
 BOTH(asin)
@@ -110,9 +133,9 @@ CAST(uint32_t)
 CAST(int64_t)
 CAST(uint64_t)
 
-#define FINISH(name)                                                             \
-  extern "C" float name##_f32(const float* acc, int lanes) { return fusec::name(acc, lanes); } \
-  extern "C" int64_t name##_i64(const int64_t* acc, int lanes) { return fusec::name(acc, lanes); }
+#define FINISH(name)                                                          \
+  extern "C" float name##_f32(const float* lanes) { return fusec::name(lanes); } \
+  extern "C" int64_t name##_i64(const int64_t* lanes) { return fusec::name(lanes); }
 FINISH(finish_sum)
 FINISH(finish_prod)
 FINISH(finish_max)

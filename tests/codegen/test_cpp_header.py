@@ -5,10 +5,12 @@ Imports numpy, torch, pytest and the shared driver.
 
 from __future__ import annotations
 
+import ctypes
 import platform
 import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -21,6 +23,7 @@ from tests.codegen.header import (
     Array,
     call,
     every_float,
+    library,
     pairs,
     random_pairs,
     run_compiler,
@@ -112,6 +115,33 @@ def test_accuracy(name: str, reference: Callable[[Array], Array], bound: float) 
     assert np.array_equal(np.signbit(got[zero]), np.signbit(expected[zero]))
 
 
+# For results of 16 bits: name, reference, greatest relative error; half a step of float16 is 2^-12.
+FAST: list[tuple[str, Callable[[Array], Array], float]] = [
+    ("exp", np.exp, 2.0**-17),
+    ("log1p", np.log1p, 2.0**-18),
+    ("tanh", np.tanh, 2.0**-16),
+    ("ndtr", by_torch(torch.special.ndtr), 2.0**-15),
+]
+
+
+@pytest.mark.parametrize(("name", "reference", "bound"), FAST, ids=[row[0] for row in FAST])
+def test_fast_forms(name: str, reference: Callable[[Array], Array], bound: float) -> None:
+    x = every_float()
+    got = call(f"fast_{name}_f32", np.float32, x).astype(np.float64)
+    expected = reference(x.astype(np.float64))
+    assert np.array_equal(np.isnan(got), np.isnan(expected))
+    within = np.abs(expected) < 3.3e38  # nearer to the largest float it may be infinity already
+    beyond = ~(np.abs(expected) < 3.5e38)
+    assert np.array_equal(got[beyond], expected.astype(np.float32)[beyond], equal_nan=True)
+    # What float16 cannot hold to all its digits may lose some here; float32 subnormals do anyway.
+    tail = 2.0**-24 if name == "ndtr" else 2.0**-126
+    error = np.abs(got - expected)[within] / np.maximum(np.abs(expected[within]), tail)
+    worst = int(np.argmax(error))
+    assert error[worst] <= bound, (x[within][worst], got[within][worst], expected[within][worst])
+    zero = (expected == 0) & (got == 0)
+    assert np.array_equal(np.signbit(got[zero]), np.signbit(expected[zero]))
+
+
 @pytest.mark.parametrize(("name", "reference"), LIBRARY, ids=[row[0] for row in LIBRARY])
 def test_library_functions(name: str, reference: Callable[[Array], Array]) -> None:
     x = every_float(stride=40_009)
@@ -160,7 +190,40 @@ def test_pow() -> None:
         assert np.array_equal(np.signbit(got[finite]), np.signbit(expected[finite]))
 
 
+@pytest.mark.parametrize("march", ["native", "x86-64"] if X86 else ["native"])
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("int8_t", np.int8), ("uint16_t", np.uint16), ("float", np.float32), ("double", np.float64)],
+)
+def test_blocks_are_written_past_the_caches(name: str, kind: type[Any], march: str) -> None:
+    """Every alignment and length around a line: each element once, and nothing beside them."""
+    write = getattr(library(march), f"write_{name}")
+    room = np.zeros(1024 + 128, dtype=kind)
+    lead = (-room.ctypes.data % 64) // room.itemsize
+    numbers = np.arange(1024).astype(kind)
+    for offset in (0, 1, 5, 15):
+        for count in (0, 1, 3, 31, 32, 33, 63, 64, 65, 100, 1000, 1024):
+            room[:] = 77
+            first = lead + offset
+            address = room.ctypes.data + first * room.itemsize
+            write(ctypes.c_void_p(address), ctypes.c_int64(count))
+            assert np.array_equal(room[first : first + count], numbers[:count])
+            assert (room[:first] == 77).all()
+            assert (room[first + count :] == 77).all()
+
+
+def test_rows_abreast_share_the_rows_out() -> None:
+    function = library().rows_abreast
+    function.restype = ctypes.c_int64
+    for rows, threads, expected in (
+        (1, 2, 64), (64, 2, 64), (129, 2, 64), (1000, 2, 512), (4096, 2, 512), (4096, 16, 256),
+        (5000, 64, 128), (10**9, 3, 512),
+    ):  # fmt: skip
+        assert function(ctypes.c_int64(rows), ctypes.c_int64(threads)) == expected
+
+
 VECTORISED = [
+    *(f"fast_{name}_f32" for name, _, _ in FAST),
     *(f"{name}_f32" for name, _, _ in ACCURACY),
     *(f"{name}_f32" for name in ("floor", "ceil", "trunc", "round", "abs", "sign")),
     *("pow_f32", "maximum_f32", "minimum_f32", "maximum_f64"),

@@ -179,18 +179,18 @@ def test_casts_to_wide_unsigned() -> None:
     assert wide.tolist() == [2**64 - 2, 0, 3 * 10**9, 2**40 + 2**18, 2**63, 2**64 - 2**40]
 
 
-@pytest.mark.parametrize("lanes", [1, 2, 8, 64])
-def test_finish_has_a_fixed_order(lanes: int) -> None:
-    generator = np.random.default_rng(2)
-    acc = generator.normal(size=lanes).astype(np.float32)
+@pytest.mark.parametrize("seed", [2, 3, 4])
+def test_finish_has_a_fixed_order(seed: int) -> None:
+    generator = np.random.default_rng(seed)
+    acc = generator.normal(size=64).astype(np.float32)
     combine = {"sum": np.add, "prod": np.multiply, "max": np.maximum, "min": np.minimum}
     for spoiled, (name, operation) in itertools.product((False, True), combine.items()):
         part = acc.copy()
         if spoiled:
-            part[lanes // 2] = np.nan
+            part[generator.integers(64)] = np.nan
         function = getattr(library(), f"finish_{name}_f32")
         function.restype = ctypes.c_float
-        got = np.float32(function(ctypes.c_void_p(part.ctypes.data), lanes))
+        got = np.float32(function(ctypes.c_void_p(part.ctypes.data)))
         while part.size > 1:
             part = operation(part[: part.size // 2], part[part.size // 2 :])
         assert same_bits(np.array(got), np.array(part[0])), name

@@ -35,7 +35,7 @@ extern "C" void causal_softmax_kernel(
           row_max_lanes[lane] = fusec::maximum(row_max_lanes[lane], t0);
         }
       });
-      const float row_max = fusec::finish_max(row_max_lanes, fusec::LANES);
+      const float row_max = fusec::finish_max(row_max_lanes);
       // reduce: row_sum
       float row_sum_lanes[fusec::LANES];
       fusec::fill<float>(row_sum_lanes, 0.0f);
@@ -55,7 +55,7 @@ extern "C" void causal_softmax_kernel(
       }, [&] {
         fusec::carry(row_sum_wide, row_sum_lanes);
       });
-      const float row_sum = static_cast<float>(fusec::finish_sum(row_sum_wide, fusec::LANES));
+      const float row_sum = static_cast<float>(fusec::finish_sum(row_sum_wide));
       const float t2 = 1.0f / row_sum;
       // compute and store
       #pragma omp simd

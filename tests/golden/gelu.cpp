@@ -14,7 +14,7 @@ extern "C" void gelu_kernel(
     const float x = fusec::load(x_ptr[i]);
     // compute
     const float t0 = 0.7978846f * (x + 0.044715f * (x * x * x)) * -2.0f;
-    const float out = x / (1.0f + fusec::exp(t0));
+    const float out = x / (1.0f + fusec::fast::exp(t0));
     // store
     out_ptr[i] = fusec::store<fusec::bf16>(out);
   }

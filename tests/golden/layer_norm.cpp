@@ -26,7 +26,7 @@ extern "C" void layer_norm_kernel(
         mu_lanes[lane] += static_cast<double>(x);
       }
     });
-    const float mu = static_cast<float>(fusec::finish_mean(mu_lanes, fusec::LANES, cols));
+    const float mu = static_cast<float>(fusec::finish_mean(mu_lanes, cols));
     // reduce: variance (mean)
     double variance_lanes[fusec::LANES];
     fusec::fill<double>(variance_lanes, 0.0);
@@ -41,8 +41,7 @@ extern "C" void layer_norm_kernel(
         variance_lanes[lane] += static_cast<double>(t0 * t0);
       }
     });
-    const float variance =
-        static_cast<float>(fusec::finish_mean(variance_lanes, fusec::LANES, cols));
+    const float variance = static_cast<float>(fusec::finish_mean(variance_lanes, cols));
     const float t1 = fusec::rsqrt(variance + 1e-5f);
     // compute and store
     #pragma omp simd

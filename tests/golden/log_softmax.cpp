@@ -22,7 +22,7 @@ extern "C" void log_softmax_kernel(
         row_max_lanes[lane] = fusec::maximum(row_max_lanes[lane], logits);
       }
     });
-    const float row_max = fusec::finish_max(row_max_lanes, fusec::LANES);
+    const float row_max = fusec::finish_max(row_max_lanes);
     // reduce: row_sum
     float row_sum_lanes[fusec::LANES];
     fusec::fill<float>(row_sum_lanes, 0.0f);
@@ -41,7 +41,7 @@ extern "C" void log_softmax_kernel(
     }, [&] {
       fusec::carry(row_sum_wide, row_sum_lanes);
     });
-    const float row_sum = static_cast<float>(fusec::finish_sum(row_sum_wide, fusec::LANES));
+    const float row_sum = static_cast<float>(fusec::finish_sum(row_sum_wide));
     const float t1 = fusec::log(row_sum);
     // compute and store
     #pragma omp simd

@@ -27,7 +27,7 @@ extern "C" void log_softmax_cross_entropy_kernel(
         row_max_lanes[lane] = fusec::maximum(row_max_lanes[lane], logits);
       }
     });
-    const float row_max = fusec::finish_max(row_max_lanes, fusec::LANES);
+    const float row_max = fusec::finish_max(row_max_lanes);
     const float t0 =
         (static_cast<bool>((row_max == __builtin_inff()) | (row_max == -__builtin_inff())) ? 0.0f : row_max);
     // reduce: row_sum
@@ -46,7 +46,7 @@ extern "C" void log_softmax_cross_entropy_kernel(
     }, [&] {
       fusec::carry(row_sum_wide, row_sum_lanes);
     });
-    const float row_sum = static_cast<float>(fusec::finish_sum(row_sum_wide, fusec::LANES));
+    const float row_sum = static_cast<float>(fusec::finish_sum(row_sum_wide));
     const float out = fusec::log(row_sum) + t0 - logits_at;
     // store
     out_ptr[row] = out;

@@ -34,7 +34,7 @@ extern "C" void quiet_softmax_kernel(
           row_max_lanes[lane] = fusec::maximum(row_max_lanes[lane], scaled);
         }
       });
-      const float row_max = fusec::finish_max(row_max_lanes, fusec::LANES);
+      const float row_max = fusec::finish_max(row_max_lanes);
       const float top = fusec::maximum(row_max, 0.0f);
       const float nothing = fusec::exp(-top);
       // reduce: row_sum
@@ -57,7 +57,7 @@ extern "C" void quiet_softmax_kernel(
       }, [&] {
         fusec::carry(row_sum_wide, row_sum_lanes);
       });
-      const float row_sum = static_cast<float>(fusec::finish_sum(row_sum_wide, fusec::LANES));
+      const float row_sum = static_cast<float>(fusec::finish_sum(row_sum_wide));
       const float total = row_sum + nothing;
       // compute and store
       #pragma omp simd

@@ -29,8 +29,7 @@ extern "C" void rms_norm_kernel(
         hidden_ptr[row * cols + col] = fusec::store<fusec::bf16>(hidden);
       }
     });
-    const float row_mean =
-        static_cast<float>(fusec::finish_mean(row_mean_lanes, fusec::LANES, cols));
+    const float row_mean = static_cast<float>(fusec::finish_mean(row_mean_lanes, cols));
     const float t0 = fusec::rsqrt(row_mean + 1e-6f);
     // compute and store
     #pragma omp simd

@@ -13,7 +13,7 @@ extern "C" void silu_kernel(
     // load
     const float gate = fusec::load(gate_ptr[i]);
     // compute
-    const float out = gate * (1.0f / (1.0f + fusec::exp(-gate)));
+    const float out = gate * (1.0f / (1.0f + fusec::fast::exp(-gate)));
     // store
     out_ptr[i] = fusec::store<fusec::bf16>(out);
   }

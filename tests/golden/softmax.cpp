@@ -25,7 +25,7 @@ extern "C" void softmax_kernel(
           row_max_lanes[lane] = fusec::maximum(row_max_lanes[lane], x);
         }
       });
-      const float row_max = fusec::finish_max(row_max_lanes, fusec::LANES);
+      const float row_max = fusec::finish_max(row_max_lanes);
       // reduce: row_sum
       float row_sum_lanes[fusec::LANES];
       fusec::fill<float>(row_sum_lanes, 0.0f);
@@ -38,14 +38,14 @@ extern "C" void softmax_kernel(
         for (int64_t lane = 0; lane < count; ++lane) {
           const int64_t col = start + lane;
           const float x = fusec::load(x_ptr[row * cols + col]);
-          const float t0 = fusec::exp(x - row_max);
+          const float t0 = fusec::fast::exp(x - row_max);
           exp_row.data[col] = t0;
           row_sum_lanes[lane] += t0;
         }
       }, [&] {
         fusec::carry(row_sum_wide, row_sum_lanes);
       });
-      const float row_sum = static_cast<float>(fusec::finish_sum(row_sum_wide, fusec::LANES));
+      const float row_sum = static_cast<float>(fusec::finish_sum(row_sum_wide));
       const float t1 = 1.0f / row_sum;
       // compute and store
       #pragma omp simd

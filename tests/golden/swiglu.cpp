@@ -15,7 +15,7 @@ extern "C" void swiglu_kernel(
     const float gate = fusec::load(gate_ptr[i]);
     const float up = fusec::load(up_ptr[i]);
     // compute
-    const float out = gate / (1.0f + fusec::exp(-gate)) * up;
+    const float out = gate / (1.0f + fusec::fast::exp(-gate)) * up;
     // store
     out_ptr[i] = fusec::store<fusec::bf16>(out);
   }

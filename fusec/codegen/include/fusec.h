@@ -9,6 +9,7 @@
 #include "fusec_base.h"
 #include "fusec_types.h"
 #include "fusec_math.h"
+#include "fusec_fast.h"
 #include "fusec_trig.h"
 #include "fusec_arith.h"
 #include "fusec_rows.h"

@@ -105,27 +105,42 @@ FUSEC_INLINE T sign(T x) {
   return (T)((T)(x > (T)0) - (T)(x < (T)0));
 }
 
-// Combines the lanes of acc, `lanes` a power of two up to 64: lane l with lane l + half, halving.
-// The order depends on nothing else, so neither does the result. NaN propagates in max and min.
+// Running values of a sweep over a row. Fixed, so that a result does not depend on the width of a
+// vector.
+constexpr int64_t LANES = 64;
+
+// Combines the lanes of a sweep: lane l with lane l + half, halving. The order depends on nothing
+// else, so neither does the result. NaN propagates in max and min. Arrays of their own for each
+// step and constant lengths make a step a few vector operations.
+#define FUSEC_HALVE(combined, half, from, into)            \
+  _Pragma("omp simd") for (int l = 0; l < half; ++l) {     \
+    const T a = from[l];                                   \
+    const T b = from[l + half];                            \
+    into[l] = combined;                                    \
+  }
 #define FUSEC_FINISH(name, combined)                       \
   template <class T>                                       \
-  FUSEC_INLINE T finish_##name(const T* acc, int lanes) {  \
-    T part[64];                                            \
-    for (int l = 0; l < lanes; ++l) part[l] = acc[l];      \
-    for (int half = lanes / 2; half > 0; half /= 2) {      \
-      for (int l = 0; l < half; ++l) {                     \
-        const T a = part[l];                               \
-        const T b = part[l + half];                        \
-        part[l] = combined;                                \
-      }                                                    \
+  FUSEC_INLINE T finish_##name(const T* lanes) {           \
+    T by_32[32], by_16[16], by_8[8], by_4[4], by_2[2];     \
+    FUSEC_HALVE(combined, 32, lanes, by_32)                \
+    FUSEC_HALVE(combined, 16, by_32, by_16)                \
+    FUSEC_HALVE(combined, 8, by_16, by_8)                  \
+    FUSEC_HALVE(combined, 4, by_8, by_4)                   \
+    for (int l = 0; l < 2; ++l) {                          \
+      const T a = by_4[l];                                 \
+      const T b = by_4[l + 2];                             \
+      by_2[l] = combined;                                  \
     }                                                      \
-    return part[0];                                        \
+    const T a = by_2[0];                                   \
+    const T b = by_2[1];                                   \
+    return combined;                                       \
   }
 FUSEC_FINISH(sum, (T)(a + b))
 FUSEC_FINISH(prod, (T)(a * b))
 FUSEC_FINISH(max, maximum(a, b))
 FUSEC_FINISH(min, minimum(a, b))
 #undef FUSEC_FINISH
+#undef FUSEC_HALVE
 
 }  // namespace fusec
 

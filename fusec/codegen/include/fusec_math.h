@@ -53,12 +53,14 @@ FUSEC_INLINE float exp_normal(float x) {
 
 // p * 2^k in two steps, so that overflow and subnormal results round once, at the end.
 FUSEC_INLINE float scale(float p, uint32_t k) {
-  const uint32_t half = (uint32_t)((int32_t)k >> 1);
-  return p * power_of_two(half) * power_of_two(k - half);
+  const uint32_t half = (k << 22) & 0xff800000u;  // half of k, rounded down, where exponents are
+  const uint32_t rest = (k << 23) - half;
+  return p * float_from(half + bits_of(1.0f)) * float_from(rest + bits_of(1.0f));
 }
 
-// NaN falls through. One bound at a time: the compiler turns a chain of two into four compares.
+// NaN falls through both.
 FUSEC_INLINE float at_most(float x, float high) { return x > high ? high : x; }
+FUSEC_INLINE float at_least(float x, float low) { return x < low ? low : x; }
 
 // x = 2^e (1 + f) with 1 + f in [2/3, 4/3); subnormal x included.
 struct LogParts {
@@ -103,13 +105,14 @@ FUSEC_INLINE float log_join(float e, float f) {
 }  // namespace detail
 
 FUSEC_INLINE float exp(float x) {
-  const detail::ExpParts parts = detail::split_exp(detail::at_most(x, 89.0f));
-  const float result = detail::scale(detail::exp_reduced(parts.r), parts.k);
-  return x < -105.0f ? 0.0f : result;
+  // Below -105 the scaling rounds to 0 by itself.
+  const float bounded = detail::at_least(detail::at_most(x, 89.0f), -105.0f);
+  const detail::ExpParts parts = detail::split_exp(bounded);
+  return detail::scale(detail::exp_reduced(parts.r), parts.k);
 }
 
 FUSEC_INLINE float exp2(float x) {
-  const float bounded = detail::at_most(x, 129.0f);
+  const float bounded = detail::at_least(detail::at_most(x, 129.0f), -151.0f);
   const float z = bounded + detail::round_magic;
   const float r = bounded - (z - detail::round_magic);
   // (2^r - 1) / r on |r| <= 1/2
@@ -120,7 +123,7 @@ FUSEC_INLINE float exp2(float x) {
   p = fma(p, r, 0x1.ebfbe0p-3f);
   p = fma(p, r, 0x1.62e430p-1f);
   const uint32_t k = bits_of(z) - bits_of(detail::round_magic);
-  return x < -151.0f ? 0.0f : detail::scale(fma(p, r, 1.0f), k);
+  return detail::scale(fma(p, r, 1.0f), k);
 }
 
 FUSEC_INLINE float expm1(float x) {

@@ -7,12 +7,20 @@
 
 namespace fusec {
 
-// Running values of a sweep. Fixed, so that a result does not depend on the width of a vector.
-constexpr int64_t LANES = 64;
+template <class T, size_t N>
+FUSEC_INLINE void fill(T (&lanes)[N], T value) {
+  for (size_t lane = 0; lane < N; ++lane) lanes[lane] = value;
+}
 
-template <class T>
-FUSEC_INLINE void fill(T* lanes, T value) {
-  for (int64_t lane = 0; lane < LANES; ++lane) lanes[lane] = value;
+// The side of a tile of an operand that runs along the rows where the others run along the columns.
+constexpr int64_t TILE = 64;
+
+// Where the rows are the lanes: how many of them run side by side, a multiple of LANES up to
+// ABREAST that gives every thread some. More of them read longer stretches of memory.
+constexpr int64_t ABREAST = 512;
+FUSEC_INLINE int64_t rows_abreast(int64_t rows, int64_t threads) {
+  const int64_t share = (rows / threads + LANES - 1) / LANES * LANES;
+  return share < LANES ? LANES : minimum(share, ABREAST);
 }
 
 // Calls body(start, count) for each stretch of LANES columns; only the last may be shorter, so the
@@ -45,11 +53,10 @@ FUSEC_INLINE void carry(double* wide, float* lanes) {
   }
 }
 
-// Asks for a stretch of LANES elements to come into the cache. An address beyond the data does no
-// harm.
-template <class T>
+// Asks for a stretch of elements to come into the cache. An address beyond the data does no harm.
+template <int64_t count = LANES, class T>
 FUSEC_INLINE void prefetch(const T* first) {
-  for (size_t byte = 0; byte < LANES * sizeof(T); byte += 64) {
+  for (size_t byte = 0; byte < count * sizeof(T); byte += 64) {
     __builtin_prefetch((const char*)first + byte, 0, 2);
   }
 }
@@ -64,8 +71,8 @@ FUSEC_INLINE void prefetch_to_write(T* first) {
 
 // The sum of the lanes over the number of elements, divided before it is narrowed.
 template <class T>
-FUSEC_INLINE T finish_mean(const T* lanes, int64_t width, int64_t count) {
-  return finish_sum(lanes, (int)width) / (T)count;
+FUSEC_INLINE T finish_mean(const T* lanes, int64_t count) {
+  return finish_sum(lanes) / (T)count;
 }
 
 // A buffer as long as a row, one for each thread.
@@ -78,6 +85,70 @@ struct Row {
   ~Row() { __builtin_free(data); }
   Row(const Row&) = delete;
   Row& operator=(const Row&) = delete;
+};
+
+namespace detail {
+
+// A piece of a line of the cache, as long as one store can be.
+#if defined(__AVX512F__)
+typedef float Piece __attribute__((vector_size(64), may_alias));
+#elif defined(__AVX__)
+typedef float Piece __attribute__((vector_size(32), may_alias));
+#else
+typedef float Piece __attribute__((vector_size(16), may_alias));
+#endif
+
+// Writes to memory without reading the line first and without keeping it in a cache.
+FUSEC_INLINE void store_past_caches(Piece* target, Piece value) {
+#if defined(__clang__)
+  __builtin_nontemporal_store(value, target);
+#elif defined(__AVX512F__)
+  __builtin_ia32_movntps512((float*)target, value);
+#elif defined(__AVX__)
+  __builtin_ia32_movntps256((float*)target, value);
+#elif defined(__SSE__)
+  __builtin_ia32_movntps((float*)target, value);
+#else
+  *target = value;
+#endif
+}
+
+}  // namespace detail
+
+// Results on their way past the caches, a buffer for each thread: a kernel fills `data`, which stays
+// in the first cache, and write() sends `count` of it on. Whole lines of memory go past the caches;
+// what lies before the first and behind the last of them takes the usual way.
+constexpr int64_t BLOCK = 1024;
+template <class T>
+struct Block {
+  alignas(64) T data[BLOCK];
+
+  FUSEC_INSTANCE void write(T* target, int64_t count) const {
+    const size_t bytes = (size_t)count * sizeof(T);
+    const size_t ahead = -(size_t)target & 63u;
+    const size_t head = ahead < bytes ? ahead : bytes;
+    const char* from = (const char*)data;
+    char* to = (char*)target;
+    __builtin_memcpy(to, from, head);
+    size_t done = head;
+    for (; done + 64 <= bytes; done += 64) {
+      for (size_t piece = 0; piece < 64; piece += sizeof(detail::Piece)) {
+        detail::Piece value;
+        __builtin_memcpy(&value, from + done + piece, sizeof(value));
+        detail::store_past_caches((detail::Piece*)(to + done + piece), value);
+      }
+    }
+    __builtin_memcpy(to + done, from + done, bytes - done);
+  }
+
+  // Other threads see the results in order only after a fence.
+  ~Block() {
+#if defined(__SSE__)
+    __builtin_ia32_sfence();
+#else
+    __atomic_thread_fence(__ATOMIC_SEQ_CST);
+#endif
+  }
 };
 
 }  // namespace fusec

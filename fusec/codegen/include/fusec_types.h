@@ -72,9 +72,9 @@ FUSEC_INLINE T store(double x);
 template <>
 FUSEC_INSTANCE bf16 store<bf16>(float x) {
   const uint32_t bits = bits_of(x);
-  const uint32_t rounded = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
-  const uint32_t quiet = (bits >> 16) | 0x40u;  // rounding could turn a NaN into infinity
-  return (bf16)((bits & 0x7fffffffu) > 0x7f800000u ? quiet : rounded);
+  const uint32_t rounded = bits + 0x7fffu + ((bits >> 16) & 1u);
+  const uint32_t quiet = x == x ? 0u : 0x7fc00000u;  // rounding could turn a NaN into something else
+  return (bf16)((rounded | quiet) >> 16);
 }
 
 template <>

@@ -1,0 +1,193 @@
+"""Kernel statements to lines of C++, and the loops along the columns that hold them.
+
+``codegen/cpp.py`` puts the loop nests of the forms around these. May import ``fusec.ir`` and the
+modules of ``codegen`` above it in the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, field
+
+from fusec.codegen.cpp_dialect import Cpp
+from fusec.codegen.kernel import (
+    Access,
+    Accumulate,
+    Apply,
+    Comment,
+    Expr,
+    Keep,
+    Kernel,
+    Let,
+    Level,
+    Literal,
+    Load,
+    Recall,
+    Ref,
+    Stmt,
+    Store,
+    Sweep,
+    Term,
+)
+from fusec.codegen.writer import Writer
+from fusec.ir.dtypes import DType
+from fusec.ir.ops import OPS, Infix
+
+PARALLEL = "#pragma omp parallel for num_threads(threads) schedule(static)"
+SIMD = "#pragma omp simd"
+IN_TILE = "(row - row_start) * fusec::TILE + col - col_start"  # where a tile holds an element
+
+
+@dataclass(slots=True)
+class Statements:
+    """What is printed, and where to."""
+
+    kernel: Kernel
+    writer: Writer
+    dialect: Cpp = field(default_factory=Cpp)
+
+    def sweep(self, sweep: Sweep) -> None:
+        """A loop over the row."""
+        raise NotImplementedError
+
+    def at_start(self, access: Access, row: str, start: str = "start") -> str:
+        """The address of the stretch at hand, or of another, in this row or another."""
+        terms = {"row": row, "col": start, "i": start}
+        places = ((terms.get(t.variable, t.variable), t.stride) for t in access.terms)
+        return self.address(Access(access.buffer, tuple(Term(*place) for place in places)))
+
+    @contextmanager
+    def threads(self) -> Iterator[str]:
+        """The threads, each with its buffers if there are any; yields what shares a loop out."""
+        if not self.kernel.kept and not self.kernel.blocks:
+            yield PARALLEL
+            return
+        self.writer.line("#pragma omp parallel num_threads(threads)")
+        with self.writer.block("{", "}"):
+            for name, dtype in self.kernel.kept:
+                self.writer.line(f"const fusec::Row<{dtype.cpp}> {name}(cols);")
+            for name, dtype in self.kernel.blocks:
+                self.writer.line(f"fusec::Block<{dtype.cpp}> {name};")
+            yield "#pragma omp for schedule(static)"
+
+    def columns(
+        self, statements: Sequence[Stmt], variable: str, end: str, start: str = "0"
+    ) -> None:
+        """A vector loop along the columns; results that pass by the caches go block by block."""
+        if not any(isinstance(s, Store) and s.block for s in statements):
+            self.writer.line(SIMD)
+            with self.loop(variable, end, start):
+                self.variables(Level.COL)
+                self.statements(statements)
+            return
+        with self.stretches("start", end, "fusec::BLOCK"):
+            self.writer.line(f"const int64_t count = fusec::minimum({end} - start, fusec::BLOCK);")
+            for access in self.kernel.ahead:
+                place = self.at_start(access, "row", "start + fusec::BLOCK")
+                self.writer.line(f"fusec::prefetch<fusec::BLOCK>(&{access.buffer}[{place}]);")
+            self.writer.line(SIMD)
+            with self.loop("lane", "count"):
+                self.writer.line(f"const int64_t {variable} = start + lane;")
+                self.variables(Level.COL)
+                self.statements(statements)
+            self.write_blocks(statements)
+
+    def write_blocks(self, statements: Sequence[Stmt]) -> None:
+        for store in statements:
+            if isinstance(store, Store) and store.block:
+                place = f"&{store.access.buffer}[{self.at_start(store.access, 'row')}]"
+                self.writer.line(f"{store.block}.write({place}, count);")
+
+    def loop(self, variable: str, bound: str, start: str = "0") -> AbstractContextManager[None]:
+        return self.writer.block(
+            f"for (int64_t {variable} = {start}; {variable} < {bound}; ++{variable}) {{", "}"
+        )
+
+    def stretches(self, start: str, bound: str, step: str) -> AbstractContextManager[None]:
+        return self.writer.block(
+            f"for (int64_t {start} = 0; {start} < {bound}; {start} += {step}) {{", "}"
+        )
+
+    def variables(self, level: Level) -> None:
+        for variable in self.kernel.variables:
+            if variable.level is not level:
+                continue
+            text = variable.base
+            if len(variable.divisors) == 1:
+                text = f"{text} / {variable.divisors[0]}"
+            elif variable.divisors:
+                text = f"{text} / ({' * '.join(variable.divisors)})"
+            if variable.modulus:
+                text = f"{text} % {variable.modulus}"
+            self.writer.line(f"const int64_t {variable.name} = {text};")
+
+    def statements(self, statements: Iterable[Stmt]) -> None:
+        for statement in statements:
+            self.statement(statement)
+
+    def statement(self, statement: Stmt) -> None:
+        if isinstance(statement, Comment):
+            self.writer.line(f"// {statement.text}")
+        elif isinstance(statement, Let):
+            self.define(statement.name, statement.value.dtype, self.dialect.text(statement.value))
+        elif isinstance(statement, Load):
+            self.load(statement)
+        elif isinstance(statement, Store):
+            value = self.stored(statement.value, statement.storage)
+            element = f"{statement.access.buffer}[{self.address(statement.access)}]"
+            if statement.block:
+                element = f"{statement.block}.data[lane]"
+            self.writer.assign(element, f"{value};")
+        elif isinstance(statement, Accumulate):
+            self.accumulate(statement)
+        elif isinstance(statement, Keep):
+            self.writer.line(
+                f"{statement.buffer}.data[col] = {self.dialect.text(statement.value)};"
+            )
+        elif isinstance(statement, Recall):
+            self.define(statement.name, statement.dtype, f"{statement.buffer}.data[col]")
+        elif isinstance(statement, Sweep):
+            self.sweep(statement)
+        else:
+            raise AssertionError(f"C++ kernels loop over their rows: {statement}")
+
+    def define(self, name: str, dtype: DType, text: str) -> None:
+        self.writer.assign(f"const {dtype.cpp} {name}", f"{text};")
+
+    def address(self, access: Access) -> str:
+        parts = [
+            t.variable if t.stride == 1 else f"{t.variable} * {t.stride}" for t in access.terms
+        ]
+        return " + ".join(parts) or "0"
+
+    def load(self, load: Load) -> None:
+        element = f"{load.access.buffer}[{self.address(load.access)}]"
+        if load.tile:
+            element = f"{load.tile}[{IN_TILE}]"
+        text = f"fusec::load({element})" if load.storage is not load.dtype else element
+        if load.guards:
+            other = self.dialect.literal(Literal(load.other, load.dtype), strict=True)
+            inside = " && ".join(self.dialect.text(guard) for guard in load.guards)
+            text = f"{inside} ? {text} : {other}"
+        self.define(load.name, load.dtype, text)
+
+    def stored(self, value: Expr, storage: DType) -> str:
+        text = self.dialect.text(value)
+        narrow = storage.is_float and storage.bits < 32
+        return f"fusec::store<{storage.cpp}>({text})" if narrow else text
+
+    def accumulate(self, statement: Accumulate) -> None:
+        accumulator = statement.accumulator
+        assert accumulator.op.combine is not None
+        kind = accumulator.accumulate
+        lanes = Ref(f"{accumulator.lanes}[lane]", kind, Level.TILE)
+        value = statement.value
+        if isinstance(value, Literal):
+            value = Literal(value.value, kind)
+        joined = Apply(OPS[accumulator.op.combine], (lanes, value), kind, kind, Level.TILE)
+        form = joined.op.cpp.pick(joined.operand, joined.fast)
+        if isinstance(form, Infix):
+            self.writer.line(f"{lanes.name} {form.symbol}= {self.dialect.text(value)};")
+        else:
+            self.writer.line(f"{lanes.name} = {self.dialect.text(joined)};")

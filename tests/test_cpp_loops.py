@@ -1,0 +1,126 @@
+"""The loop nests of the C++ backend: tiles of turned operands, rows side by side, results past the
+caches. Imports pytest, torch and fusec.
+"""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fusec
+from fusec.codegen import schedule
+from fusec.runtime.build_cpp import find_compiler
+
+pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+
+DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int8)
+SHAPES = ((1, 1), (1, 65), (64, 64), (63, 130), (65, 3), (200, 64))
+
+
+def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """Small whole numbers, on which every sum and product here is exact."""
+    generator = torch.Generator().manual_seed(sum(shape))
+    return torch.randint(-5, 6, shape, generator=generator).to(dtype)
+
+
+@pytest.fixture
+def streaming(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results of every size go past the caches."""
+    monkeypatch.setattr(schedule, "STREAM_BYTES", 0)
+    monkeypatch.setattr(schedule, "STREAM_STRETCH", 0)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_turned_operands(dtype: torch.dtype) -> None:
+    f = fusec.compile("2*x + y*b + c", inputs=["x", "y", "b", "c"])
+    for rows, cols in SHAPES:
+        x, y = numbers(rows, cols, dtype=dtype), numbers(cols, rows, dtype=dtype).T
+        b, c = numbers(cols, dtype=dtype), numbers(rows, 1, dtype=dtype)
+        for first, second in ((x, y), (y, x), (y, y)):
+            assert torch.equal(f(first, second, b, c), 2 * first + second * b + c)
+
+
+def test_turned_operands_in_a_batch() -> None:
+    f = fusec.compile("x - y", inputs=["x", "y"])
+    x, y = numbers(3, 70, 90), numbers(3, 90, 70).transpose(1, 2)
+    assert torch.equal(f(x, y), x - y)
+    x, y = numbers(2, 5, 66, 67), numbers(2, 66, 67, 5).permute(0, 3, 1, 2)
+    assert torch.equal(f(x, y), x - y)
+
+
+def test_a_turned_operand_is_read_through_a_tile() -> None:
+    f = fusec.compile("x - y", inputs=["x", "y"])
+    source = f.show("cpp", numbers(70, 90), numbers(90, 70).T)
+    assert "y_tile[(row - row_start) * fusec::TILE + col - col_start] = y_ptr" in source
+    assert "x_tile" not in source
+
+
+@pytest.mark.parametrize("threads", ["1", "3"])
+def test_rows_side_by_side(threads: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FUSEC_NUM_THREADS", threads)
+    f = fusec.compile("sum(x, axis=0), max(x, axis=0) - x, mean(x*x, axis=0)")
+    for rows, cols in ((3, 1), (50, 63), (50, 65), (9, 1537), (2, 5000)):
+        x = numbers(rows, cols)
+        total, distance, square = f(x)
+        assert torch.equal(total, x.sum(0))
+        assert torch.equal(distance, x.amax(0) - x)
+        torch.testing.assert_close(square, (x * x).mean(0), rtol=1e-6, atol=0)
+
+
+@pytest.mark.usefixtures("streaming")
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_streams_write_every_element_once(dtype: torch.dtype) -> None:
+    flat, tile = fusec.compile("2*x + 1"), fusec.compile("2*x + b", inputs=["x", "b"])
+    for rows, cols in (*SHAPES, (3, 1023), (2, 1024), (5, 1025), (1, 5000)):
+        x, b = numbers(rows, cols, dtype=dtype), numbers(cols, dtype=dtype)
+        for offset in (0, 1, 7):
+            room = torch.full((rows * cols + 64,), 99, dtype=dtype)
+            out = room[offset : offset + rows * cols].view(rows, cols)
+            flat(x, out=out)
+            assert torch.equal(out, 2 * x + 1)
+            tile(x, b, out=out)
+            assert torch.equal(out, 2 * x + b)
+            assert (room[:offset] == 99).all()
+            assert (room[offset + rows * cols :] == 99).all()
+
+
+@pytest.mark.usefixtures("streaming")
+def test_streams_in_place_and_overlapping() -> None:
+    f = fusec.compile("2*x + 1")
+    for length in (1, 1000, 5000):
+        x = numbers(length)
+        expected = 2 * x + 1
+        f(x, out=x)
+        assert torch.equal(x, expected)
+        room = numbers(length + 1)
+        expected = 2 * room[:-1] + 1
+        f(room[:-1], out=room[1:])
+        assert torch.equal(room[1:], expected)
+
+
+@pytest.mark.usefixtures("streaming")
+def test_streams_of_rows() -> None:
+    f = fusec.compile("h = x + y; h - mean(h), h, max(h)", inputs=["x", "y"])
+    for rows, cols in (*SHAPES, (3, 1023), (2, 4097)):
+        x, y = numbers(rows, cols), numbers(rows, cols)
+        centred, h, largest = f(x, y)
+        assert torch.equal(h, x + y)
+        assert torch.equal(largest, (x + y).amax(-1))
+        torch.testing.assert_close(centred, h - h.mean(-1, keepdim=True), rtol=1e-6, atol=1e-5)
+
+
+def test_only_large_results_stream() -> None:
+    f = fusec.compile("2*x + 1")
+    assert "Block" not in f.show("cpp", torch.empty(1000, 1000))
+    assert "fusec::Block<float> out_block;" in f.show("cpp", torch.empty(4096, 4096))
+
+
+@pytest.mark.usefixtures("streaming")
+def test_streams_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = torch.randn(33, 1100, generator=torch.Generator().manual_seed(0))
+    for formula in ("softmax(x)", "gelu(x)", "x*rsqrt(mean(x*x) + 1e-6)"):
+        streamed = fusec.compile(formula)(x)
+        with monkeypatch.context() as patch:
+            patch.setattr(schedule, "STREAM_BYTES", 1 << 60)
+            plain = fusec.compile(formula)(x)
+        assert torch.equal(streamed, plain)
