@@ -8,52 +8,27 @@ from __future__ import annotations
 
 import keyword
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from fusec.errors import FusecError, UnknownNameError, UnsupportedError, did_you_mean
-from fusec.frontend.parser import keep_tables, parse
-from fusec.frontend.resolve_names import check, first_use, output_names
+from fusec.runtime import recipe
 from fusec.runtime.arguments import Call, run
-from fusec.runtime.cache import default_store, digest
-from fusec.runtime.launch import Prepared, prepare
-from fusec.runtime.specialize import (
-    COUNTERS,
-    Argument,
-    Formula,
-    OncePerKey,
-    Specialization,
-    Variant,
-    key_of,
-    specialize,
-)
-from fusec.source import Source
+from fusec.runtime.counters import COUNTERS, OncePerKey
+from fusec.runtime.formula import Formula
+from fusec.runtime.prepared import CallPlan, Prepared, ready
 
 if TYPE_CHECKING:
     from fusec.passes.simplify import Numerics
+    from fusec.runtime.recipe import Built
+    from fusec.runtime.specialize import Argument, Specialization, Variant
 
 BACKENDS = ("auto", "triton", "cpp", "cuda", "torch")
 NUMERICS = ("torch", "precise", "fast")
 MEMO_LIMIT = 1024  # exact shapes remembered by one function
 
 
-class _ParserTables:
-    """The parser's tables, in the cache on disk."""
-
-    def load(self, parts: Mapping[str, str]) -> bytes | None:
-        entry = default_store().get(digest(parts))
-        return entry.files["tables"] if entry is not None else None
-
-    def save(self, parts: Mapping[str, str], tables: bytes) -> None:
-        default_store().put(digest(parts), {"tables": tables})
-
-
-keep_tables(_ParserTables())
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(NamedTuple):
     """What this process has done:
 
     Kernels built (or loaded from the cache on disk) and plans made.
@@ -103,12 +78,8 @@ def compile(
             reason="not written",
             hint="use backend='triton' for CUDA tensors",
         )
-    text = Source(source)
-    program = parse(text)
-    names = check(program, text, inputs)
-    return CompiledFunction(
-        Formula(text, program, names, mode, keepdim, _kernel_name(name, source)), backend
-    )
+    formula = Formula(source, inputs, mode, keepdim, _kernel_name(name, source))
+    return CompiledFunction(formula, backend)
 
 
 def _choose(what: str, value: object, known: Sequence[str]) -> None:
@@ -140,6 +111,9 @@ class CompiledFunction:
         self._specials: dict[tuple[object, ...], Specialization] = {}
         self._memo: dict[tuple[object, ...], Prepared] = {}
         self._once = OncePerKey()
+        self._kinds: set[str] = set()  # classes of arguments that have been counted
+        self._recalled: dict[str, Built] = {}  # kernels of recipes, until there is a plan
+        self._recipes_left = recipe.LIMIT
         self.__name__ = formula.name
 
     # -- what it is -------------------------------------------------------------------------------
@@ -152,15 +126,19 @@ class CompiledFunction:
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the results."""
-        return output_names(self._formula.program)
+        return self._formula.outputs
 
     @property
     def variants(self) -> tuple[Variant, ...]:
         """Every kernel built so far, and why each one."""
-        return tuple(v for special in self._specials.values() for v in special.variants)
+        from fusec.runtime.specialize import Variant
+
+        recalled = (Variant(b.kernel, b.backend, b.key, b.why) for b in self._recalled.values())
+        planned = (v for special in self._specials.values() for v in special.variants)
+        return (*recalled, *planned)
 
     def __repr__(self) -> str:
-        text = " ".join(self._formula.source.text.split())
+        text = " ".join(self._formula.text.split())
         shown = text if len(text) <= 60 else text[:57] + "..."
         return f"<fusec.CompiledFunction {shown!r} of {', '.join(self.inputs)}>"
 
@@ -169,7 +147,7 @@ class CompiledFunction:
         formula = self._formula
         name = None if formula.name == "kernel" else formula.name.removesuffix("_kernel")
         options = (formula.inputs, self._backend, formula.numerics, formula.keepdim, name)
-        return (_compile_again, (formula.source.text, *options))
+        return (_compile_again, (formula.text, *options))
 
     # -- calling ----------------------------------------------------------------------------------
 
@@ -218,6 +196,8 @@ class CompiledFunction:
             values[name] = value
         missing = [n for n in names if n not in values]
         if missing:
+            from fusec.frontend.resolve_names import first_use
+
             raise UnknownNameError(
                 f"missing input {', '.join(map(repr, missing))}",
                 source=self._formula.source,
@@ -235,15 +215,68 @@ class CompiledFunction:
         return found
 
     def _prepare(self, call: Call) -> Prepared:
+        """The call made ready: by a recipe of an earlier process, or by planning it."""
+        # Once there is a plan the next shape costs little, and a recipe would save nothing.
+        place = None
+        if self._recipes_left > 0:
+            place = recipe.key(self._formula, call.backend, call.device, call.key)
+        if place is not None and not self._specials:
+            found = self._recall(place, call.device)
+            if found is not None:
+                return found
         arguments = call.arguments
         special = self._specialization(arguments)
         call.check_count(special)
-        return prepare(special, arguments, call.backend, call.device, call.aligned, call.given)
+        from fusec.runtime.launch import prepare
+
+        made = prepare(special, arguments, call.backend, call.device, call.aligned, call.given)
+        if place is not None and made.plan is not None:
+            self._recipes_left -= 1
+            self._keep(place, made.plan, special, arguments)
+        return made
+
+    def _recall(self, place: str, device: Any) -> Prepared | None:
+        kept = recipe.load(place)
+        prepared = None if kept is None else ready(kept.plan, device)
+        if kept is None:
+            return None
+        if prepared is None:
+            recipe.forget(place)
+            return None
+        if kept.kind not in self._kinds:
+            self._kinds.add(kept.kind)
+            COUNTERS.specializations += 1
+        for built in kept.built:
+            if self._recalled.setdefault(built.binary, built) is built:
+                COUNTERS.compiles += 1
+        return prepared
+
+    def _keep(
+        self,
+        place: str,
+        plan: CallPlan,
+        special: Specialization,
+        arguments: Sequence[Argument],
+    ) -> None:
+        from fusec.runtime.specialize import kind_of
+
+        found = [(step.binary, special.binaries[step.binary]) for step in plan.steps]
+        built = tuple(recipe.Built(name, v.kernel, v.backend, v.key, v.why) for name, v in found)
+        recipe.save(place, recipe.Recipe(plan, kind_of(arguments), built))
 
     def _specialization(self, arguments: Sequence[Argument]) -> Specialization:
-        special: Specialization = self._once.get(
-            self._specials, key_of(arguments), lambda: specialize(self._formula, arguments)
-        )
+        from fusec.runtime.specialize import key_of, kind_of, specialize
+
+        def make() -> Specialization:
+            special = specialize(self._formula, arguments)
+            special.recalled = self._recalled
+            kind = kind_of(arguments)
+            if kind not in self._kinds:
+                self._kinds.add(kind)
+                COUNTERS.specializations += 1
+            return special
+
+        special: Specialization = self._once.get(self._specials, key_of(arguments), make)
         return special
 
     # -- looking ----------------------------------------------------------------------------------

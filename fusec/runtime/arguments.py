@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fusec.errors import DTypeError, FusecError, ShapeError, UnsupportedError
-from fusec.frontend.resolve_names import first_use
-from fusec.ir.dtypes import BOOL, F64, I64, by_torch_name
-from fusec.runtime.launch import Given, Prepared, evaluate_reference
-from fusec.runtime.specialize import Argument, Formula, Specialization
 
 if TYPE_CHECKING:
     import torch
+
+    from fusec.runtime.formula import Formula
+    from fusec.runtime.launch import Given
+    from fusec.runtime.prepared import Prepared
+    from fusec.runtime.specialize import Argument, Specialization
 
 _NUMBERS = (bool, int, float)
 
@@ -100,6 +101,8 @@ class Call:
         import numpy
         import torch
 
+        from fusec.ir.dtypes import by_torch_name
+
         if isinstance(value, torch.Tensor):
             kind = type(value).__name__
             raise self._error(
@@ -149,6 +152,8 @@ class Call:
     def _error(
         self, kind: type[FusecError], position: int, found: str, hint: str | None = None
     ) -> FusecError:
+        from fusec.frontend.resolve_names import first_use
+
         name = self.formula.inputs[position]
         span = first_use(self.formula.program, name)
         return kind(f"input {name!r} {found}", source=self.formula.source, span=span, hint=hint)
@@ -165,6 +170,9 @@ class Call:
     def arguments(self) -> tuple[Argument, ...]:
         """What specialising needs to know of the values. Raises DTypeError, UnsupportedError."""
         import torch
+
+        from fusec.ir.dtypes import BOOL, F64, I64, by_torch_name
+        from fusec.runtime.specialize import Argument
 
         found = []
         for position, value in enumerate(self.values):
@@ -273,6 +281,8 @@ class Call:
         """What the caller's output tensors are like."""
         if self.outs is None:
             return None
+        from fusec.runtime.launch import Given
+
         labels = ["out"] if len(self.outs) == 1 else [f"out[{k}]" for k in range(len(self.outs))]
         return [
             Given(
@@ -298,6 +308,9 @@ def run(prepared: Prepared, call: Call) -> Any:
     """Do the work of ``call`` and give the result as the caller wants it."""
     results: Sequence[torch.Tensor]
     if prepared.reference:
+        from fusec.runtime.launch import evaluate_reference
+
+        assert prepared.special is not None
         results = evaluate_reference(prepared.special, call.values)
     elif call.direct:
         results = call.outs or ()
