@@ -7,12 +7,13 @@ May import everything but the command line.
 from __future__ import annotations
 
 import keyword
+import operator
 import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from fusec.errors import FusecError, UnknownNameError, UnsupportedError, did_you_mean
-from fusec.runtime import recipe
+from fusec.runtime import launcher, recipe
 from fusec.runtime.arguments import Call, run
 from fusec.runtime.counters import COUNTERS, OncePerKey
 from fusec.runtime.formula import Formula
@@ -114,6 +115,7 @@ class CompiledFunction:
         self._kinds: set[str] = set()  # classes of arguments that have been counted
         self._recalled: dict[str, Built] = {}  # kernels of recipes, until there is a plan
         self._recipes_left = recipe.LIMIT
+        self._fast: Any = None  # the launcher's table of calls, once there is one
         self.__name__ = formula.name
 
     # -- what it is -------------------------------------------------------------------------------
@@ -158,13 +160,35 @@ class CompiledFunction:
         takes the result: a tensor, or a tuple of them, of the right shape, type and device; it may
         share memory with an input.
         """
+        fast = self._fast
+        if fast is not None and out is None and not named:
+            result = fast(args)
+            if result is not NotImplemented:
+                return result
         values = (
             list(args)
-            if not named and len(args) == len(self.inputs)
+            if not named and len(args) == len(self._formula.inputs)
             else self._by_name(args, named)
         )
         call = Call(self._formula, values, out, self._backend)
-        return run(self._prepared(call), call)
+        prepared = self._memo.get(call.key)
+        if prepared is None:
+            prepared = self._prepared(call)
+        elif out is None and not named:
+            self._hand_over(prepared, call, args)
+        return run(prepared, call)
+
+    def _hand_over(self, prepared: Prepared, call: Call, args: tuple[Any, ...]) -> None:
+        """Let the compiled launcher take calls like this repeated one, if it can."""
+        module = launcher.note_repeated()
+        if module is None or call.numpy or any(map(operator.is_not, call.values, args)):
+            return
+        plan = launcher.plan_of(prepared, len(args))
+        if plan is None:
+            return
+        if self._fast is None:
+            self._fast = module.Table()
+        self._fast.remember(args, plan)
 
     def bind(self, /, *args: Any, **named: Any) -> BoundCall:
         """A prepared call for inputs of these shapes, strides and types: the least work per call.
@@ -312,21 +336,38 @@ def _compile_again(
 class BoundCall:
     """A call with everything decided; see :meth:`CompiledFunction.bind`."""
 
-    __slots__ = ("_call", "_outputs", "_prepared", "_temporaries")
+    __slots__ = ("_call", "_fast", "_outputs", "_prepared", "_temporaries", "_values")
 
     def __init__(self, prepared: Prepared, call: Call) -> None:
         self._prepared = prepared
         self._call = call
+        self._values = tuple(call.values)
         self._outputs = prepared.make_outputs
         self._temporaries = prepared.make_temporaries
+        self._fast: Any = None
+        if not prepared.reference and not call.numpy:
+            launcher.request()
 
     def __call__(self, *values: Any) -> Any:
-        """The result for ``values``, which must be like the ones bound."""
-        given: Sequence[Any] = values or self._call.values
-        if self._prepared.reference or self._call.numpy:
-            return run(
-                self._prepared, Call(self._call.formula, list(given), None, self._call.backend)
+        """The result for ``values``, which must be like the ones bound.
+
+        UnknownNameError for another number of them.
+        """
+        given = values or self._values
+        if self._fast is not None:
+            result = self._fast(*given)
+            if result is not NotImplemented:
+                return result
+        formula = self._call.formula
+        if len(given) != len(formula.inputs):
+            raise UnknownNameError(
+                f"{len(given)} arguments for {_count(formula.inputs)}",
+                hint="pass one for each input, or none for those that were bound",
             )
+        if self._prepared.reference or self._call.numpy:
+            return run(self._prepared, Call(formula, list(given), None, self._call.backend))
+        launcher.note_repeated()
+        self._fast = launcher.plan_of(self._prepared, len(given))
         results = [make() for make in self._outputs]
         self._prepared.run(given, results, [make() for make in self._temporaries])
         return results[0] if len(results) == 1 else tuple(results)

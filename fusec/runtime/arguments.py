@@ -50,7 +50,7 @@ class Call:
         device: torch.device | None = None
         decided = False
         points: list[int] = []  # 0-d tensors, which may come from the CPU to inputs on a GPU
-        plain = _plain_types()
+        plain = plain_types()
         self.tracked = torch.is_grad_enabled()
         for position, value in enumerate(values):
             if type(value) not in plain:
@@ -367,7 +367,8 @@ def _strided() -> torch.layout:
 
 
 @functools.cache
-def _plain_types() -> frozenset[type]:
+def plain_types() -> frozenset[type]:
+    """The classes that count as plain tensors."""
     import torch
 
     return frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})

@@ -140,6 +140,12 @@ def load_function(key: str, entry: str, types: Sequence[str]) -> Callable[..., N
     return function
 
 
+def packed_address(key: str, entry: str) -> int:
+    """Where the packed form of a loaded kernel begins (see ``codegen.cpp.packed_entry``)."""
+    function = _loaded[key][f"{entry}_packed"]
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
 def builder_identity() -> dict[str, str] | None:
     """What decides a library beside its source and headers, as parts of a key; None without a
     compiler.

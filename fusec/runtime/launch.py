@@ -82,7 +82,7 @@ def prepare(
     named = zip(special.outputs, written_aligned, strict=True)
     aligned |= frozenset(f"out {output.name}" for output, even in named if even)
     if backend == "torch" or any(n == 0 for n in sizes.values()):
-        return Prepared(special, None, (), (), (), reference=True)
+        return Prepared(special, device, None, (), (), (), reference=True)
     kept = {
         o.name: _kept_strides(o.node.shape, o.squeeze, p)
         for o, p in zip(special.outputs, outputs, strict=True)
@@ -98,6 +98,7 @@ def prepare(
     plans = tuple(step.plan for step in steps if step.plan is not None)
     return Prepared(
         special,
+        device,
         None if interpreted else CallPlan(outputs, spare, plans),
         allocators(outputs, device),
         allocators(spare, device),

@@ -18,6 +18,7 @@ from fusec.runtime.memory import allocator
 if TYPE_CHECKING:
     import torch
 
+    from fusec.runtime.driver import CudaFunction, Launch
     from fusec.runtime.specialize import Specialization
 
 # How a number becomes a parameter: "float", "bool", or an integer that wraps at so many bits.
@@ -96,13 +97,14 @@ class Prepared:
     """A call with these exact shapes and strides. ``run`` does the work and nothing else."""
 
     __slots__ = (
-        "make_outputs", "make_temporaries", "outputs", "plan", "reference", "special", "steps",
-        "tensors",
+        "device", "fast", "make_outputs", "make_temporaries", "plan", "reference", "special",
+        "steps", "tensors",
     )  # fmt: skip
 
     def __init__(
         self,
         special: Specialization | None,
+        device: torch.device,
         plan: CallPlan | None,
         make_outputs: tuple[Callable[[], torch.Tensor], ...],
         make_temporaries: tuple[Callable[[], torch.Tensor], ...],
@@ -111,7 +113,9 @@ class Prepared:
         reference: bool = False,
         tensors: bool = False,
     ) -> None:
+        self.fast: Any = None  # what runtime.launcher made of it: a plan in C, or False
         self.special = special
+        self.device = device
         self.plan = plan
         self.make_outputs = make_outputs
         self.make_temporaries = make_temporaries
@@ -143,7 +147,7 @@ def ready(plan: CallPlan, device: torch.device) -> Prepared | None:
             return None
         steps.append(_step(step, function))
     return Prepared(
-        None, plan, allocators(plan.outputs, device), allocators(plan.temporaries, device),
+        None, device, plan, allocators(plan.outputs, device), allocators(plan.temporaries, device),
         tuple(steps),
     )  # fmt: skip
 
@@ -223,17 +227,26 @@ def _cuda_call(
 ) -> Callable[[list[Any]], None] | None:
     import torch
 
-    launch = _once.get(
-        _functions, (plan.binary, plan.entry, index), lambda: cuda_launch(plan, index, code)
+    found = _once.get(
+        _functions, (plan.binary, plan.entry, index), lambda: _loaded_cuda(plan, index, code)
     )
-    if launch is None:
+    if found is None:
         return None
+    launch = found[1]
     current_stream, grid = torch._C._cuda_getCurrentRawStream, plan.grid
     return lambda arguments: launch(grid, current_stream(index), arguments)
 
 
-def cuda_launch(plan: StepPlan, index: int, code: bytes | None) -> Any:
-    """The prepared launch of a kernel of the cache on device ``index``, or None."""
+def cuda_function(plan: StepPlan, index: int) -> CudaFunction:
+    """The kernel of a plan that was made ready on device ``index``."""
+    function: CudaFunction = _functions[plan.binary, plan.entry, index][0]
+    return function
+
+
+def _loaded_cuda(
+    plan: StepPlan, index: int, code: bytes | None
+) -> tuple[CudaFunction, Launch] | None:
+    """A kernel of the cache on device ``index`` and its launch, or None when it is gone."""
     from fusec.runtime.cache import default_store
     from fusec.runtime.driver import load_function
 
@@ -243,4 +256,4 @@ def cuda_launch(plan: StepPlan, index: int, code: bytes | None) -> Any:
             return None
         code = entry.files["cubin"]
     function = load_function(code, plan.entry, plan.shared, index)
-    return function.prepare(plan.types, plan.block)
+    return function, function.prepare(plan.types, plan.block)
