@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from fusec.errors import FusecError, UnknownNameError, UnsupportedError, did_you_mean
 from fusec.runtime import launcher, recipe
-from fusec.runtime.arguments import Call, run
+from fusec.runtime.arguments import Call, reaches, run
 from fusec.runtime.counters import COUNTERS, OncePerKey
 from fusec.runtime.formula import Formula
 from fusec.runtime.prepared import CallPlan, Prepared, ready
@@ -161,8 +161,8 @@ class CompiledFunction:
         share memory with an input.
         """
         fast = self._fast
-        if fast is not None and out is None and not named:
-            result = fast(args)
+        if fast is not None and not named:
+            result = fast(args) if out is None else fast(args, out)
             if result is not NotImplemented:
                 return result
         values = (
@@ -174,21 +174,26 @@ class CompiledFunction:
         prepared = self._memo.get(call.key)
         if prepared is None:
             prepared = self._prepared(call)
-        elif out is None and not named:
-            self._hand_over(prepared, call, args)
+        elif not named:
+            self._hand_over(prepared, call, args, out)
         return run(prepared, call)
 
-    def _hand_over(self, prepared: Prepared, call: Call, args: tuple[Any, ...]) -> None:
+    def _hand_over(self, prepared: Prepared, call: Call, args: tuple[Any, ...], out: Any) -> None:
         """Let the compiled launcher take calls like this repeated one, if it can."""
         module = launcher.note_repeated()
         if module is None or call.numpy or any(map(operator.is_not, call.values, args)):
             return
-        plan = launcher.plan_of(prepared, len(args))
+        if call.outs is not None and not call.direct:
+            return
+        plan = launcher.plan_of(prepared, len(args), call.outs is not None)
         if plan is None:
             return
         if self._fast is None:
             self._fast = module.Table()
-        self._fast.remember(args, plan)
+        if call.outs is None:
+            self._fast.remember(args, plan)
+        else:
+            self._fast.remember(args, plan, out, reaches((*args, *call.outs)))
 
     def bind(self, /, *args: Any, **named: Any) -> BoundCall:
         """A prepared call for inputs of these shapes, strides and types: the least work per call.

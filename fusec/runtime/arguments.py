@@ -27,16 +27,8 @@ class Call:
     """One call of a compiled function: its values as tensors and numbers, and where results go."""
 
     __slots__ = (
-        "backend",
-        "device",
-        "direct",
-        "formula",
-        "key",
-        "numpy",
-        "outs",
-        "tracked",
-        "values",
-    )
+        "backend", "device", "direct", "formula", "key", "numpy", "outs", "tracked", "values",
+    )  # fmt: skip
 
     def __init__(self, formula: Formula, values: list[Any], out: Any, backend: str) -> None:
         import torch
@@ -337,6 +329,12 @@ def _as_array(result: torch.Tensor, position: int) -> Any:
             hint="pass tensors, or end the formula in a cast, as in f32(...)",
         )
     return result.cpu().numpy()
+
+
+def reaches(tensors: Sequence[Any]) -> tuple[int, ...]:
+    """How many bytes from its address on each value occupies; 0 for a number."""
+    extents = (_extent(t) if type(t) not in _NUMBERS else (0, 0) for t in tensors)
+    return tuple(end - start for start, end in extents)
 
 
 def _share_memory(values: Sequence[Any], outs: Sequence[torch.Tensor]) -> bool:

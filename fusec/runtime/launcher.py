@@ -105,17 +105,20 @@ def reason() -> str:
     return _state.reason
 
 
-def plan_of(prepared: Prepared, inputs: int) -> Any:
-    """The plan in C of a call that was made ready; None where it has to stay in Python."""
+def plan_of(prepared: Prepared, inputs: int, given: bool = False) -> Any:
+    """The plan in C of a call that was made ready; None where it has to stay in Python.
+
+    ``given``: the caller brings the outputs.
+    """
     if prepared.fast is None and _state.module is not None:
-        prepared.fast = _plan(prepared, inputs) or False
+        prepared.fast = _plan(prepared, inputs, given) or False
     return prepared.fast or None
 
 
 # -- plans ----------------------------------------------------------------------------------------
 
 
-def _plan(prepared: Prepared, inputs: int) -> Any:
+def _plan(prepared: Prepared, inputs: int, given: bool) -> Any:
     plan = prepared.plan
     if plan is None or prepared.reference or prepared.tensors:
         return None
@@ -123,9 +126,10 @@ def _plan(prepared: Prepared, inputs: int) -> Any:
     slots = max(len(step.types) for step in plan.steps) + 1
     if inputs > _MOST_INPUTS or max(buffers, slots) > _MOST_SLOTS:
         return None
-    made = zip((*prepared.make_outputs, *prepared.make_temporaries),
-               (*plan.outputs, *plan.temporaries), strict=True)  # fmt: skip
-    makers = tuple(_maker(make) for make, _ in made)
+    makers = (
+        *(None if given else _maker(make) for make in prepared.make_outputs),
+        *map(_maker, prepared.make_temporaries),
+    )
     steps = tuple(
         _cpp_step(step, ready.template[-1]) if step.backend == "cpp"
         else _cuda_step(step, prepared.device)

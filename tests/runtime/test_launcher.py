@@ -185,13 +185,88 @@ def test_gradients_are_refused_only_while_they_are_recorded() -> None:
     assert not function(torch.ones(3)).is_inference()
 
 
-def test_names_and_given_outputs_go_the_usual_way() -> None:
+def test_names_go_the_usual_way() -> None:
     function = fusec.compile("x + 1")
-    x, out = torch.ones(3), torch.zeros(3)
+    x = torch.ones(3)
     known(function, x)
     assert function(x=x).tolist() == [2.0] * 3
-    assert function(x, out=out) is out
-    assert out.tolist() == [2.0] * 3
+
+
+def known_into(function: fusec.CompiledFunction, args: tuple, out: object) -> object:
+    for _ in range(CALLS):
+        function(*args, out=out)
+    return function._fast(args, out)
+
+
+@pytest.mark.parametrize("text", ["x * s", "x * s, x + s", "x - mean(x) * s, mean(x)"])
+def test_outputs_of_the_caller(text: str) -> None:
+    x, s = torch.arange(12.0).reshape(3, 4), 2.5
+    expected = in_python(text, x, s)
+    several = isinstance(expected, tuple)
+    outs = tuple(map(torch.zeros_like, expected if several else (expected,)))
+    function = fusec.compile(text)
+    answer = known_into(function, (x, s), outs if several else outs[0])
+    assert same(answer, expected)
+    answers = answer if several else (answer,)
+    assert all(a is o for a, o in zip(answers, outs, strict=True))
+    for out in outs:
+        out.zero_()
+    assert all(a is o for a, o in zip(
+        function(x, s, out=outs) if several else (function(x, s, out=outs),), outs, strict=True
+    ))  # fmt: skip
+    assert same(outs if several else outs[0], expected)
+    assert same(known(function, x, s), expected)  # without them it makes its own
+
+
+def test_outputs_that_share_memory_are_left_to_python() -> None:
+    function = fusec.compile("x * 2 + y, x + y")
+    room = torch.zeros(40)
+    x, y = torch.ones(8), torch.arange(8.0)
+    outs = (torch.zeros(8), torch.zeros(8))
+    assert known_into(function, (x, y), outs) is not NotImplemented
+    for start in range(0, 17):
+        views = (room[start : start + 8], room[16:24])
+        room.zero_()
+        answer = function._fast((x, y), views)
+        aligned = start % 4 == 0
+        assert (answer is NotImplemented) == (not aligned or start > 8), start
+    room[:8] = 1.0
+    inside = room[:8]
+    assert function._fast((inside, y), (room[4:12], outs[1])) is NotImplemented
+    assert function._fast((inside, y), (inside, outs[1])) is NotImplemented
+    assert function._fast((inside, y), (room[8:16], outs[1])) is not NotImplemented
+    assert function(inside, y, out=(inside, outs[1]))[0].tolist() == (2 + y).tolist()
+    assert inside.tolist() == (2 + y).tolist()
+
+
+def other_outputs() -> Iterator[object]:
+    yield torch.zeros(4)
+    yield torch.zeros(3, dtype=torch.float64)
+    yield torch.zeros(6)[::2]
+    yield torch.zeros(4)[1:]
+    yield torch.zeros(3, requires_grad=True)
+    yield torch.zeros(3, device="meta")
+    yield (torch.zeros(3), torch.zeros(3))
+    yield [torch.zeros(3)]
+    yield numpy.zeros(3, dtype=numpy.float32)
+    yield torch.zeros(1).expand(3)
+    yield ()
+
+
+@pytest.mark.parametrize("out", list(other_outputs()), ids=lambda out: repr(out)[:40])
+def test_another_output_is_not_taken_for_the_known_one(out: object) -> None:
+    function, x = fusec.compile("x + 1"), torch.ones(3)
+    assert known_into(function, (x,), torch.zeros(3)) is not NotImplemented
+    assert function._fast((x,), out) is NotImplemented
+
+    def outcome(call: fusec.CompiledFunction) -> object:
+        try:
+            result = call(x, out=out)
+        except fusec.FusecError as error:
+            return type(error), str(error)
+        return repr(result)
+
+    assert outcome(function) == outcome(fusec.compile("x + 1"))
 
 
 def test_vmap_is_refused_as_in_python() -> None:

@@ -107,17 +107,40 @@ inline Answer add_number(Key &key, PyObject *value) {
     return !overflow && key.add(-4) ? YES : NO;
 }
 
+inline bool is_tensor(PyObject *value) {
+    PyObject *kind = (PyObject *)Py_TYPE(value);
+    for (Py_ssize_t t = 0; t < PyTuple_GET_SIZE(torch.tensor_types); ++t)
+        if (kind == PyTuple_GET_ITEM(torch.tensor_types, t)) return true;
+    return false;
+}
+
 // The key of a call, and the addresses of its tensors.
 inline Answer key_of(Key &key, PyObject *const *values, Py_ssize_t count, int64_t *addresses) {
     if (count > MOST / 2) return NO;
     for (Py_ssize_t k = 0; k < count; ++k) {
-        PyObject *kind = (PyObject *)Py_TYPE(values[k]);
-        bool tensor = false;
-        for (Py_ssize_t t = 0; t < PyTuple_GET_SIZE(torch.tensor_types) && !tensor; ++t)
-            tensor = kind == PyTuple_GET_ITEM(torch.tensor_types, t);
         addresses[k] = 0;
-        Answer answer =
-            tensor ? add_tensor(key, values[k], &addresses[k]) : add_number(key, values[k]);
+        Answer answer = is_tensor(values[k]) ? add_tensor(key, values[k], &addresses[k])
+                                             : add_number(key, values[k]);
+        if (answer != YES) return answer;
+    }
+    return YES;
+}
+
+// Outputs of the caller: a tensor or a tuple of tensors.
+struct Given {
+    PyObject *const *tensors = nullptr;
+    Py_ssize_t count = 0;
+};
+
+// The key of a call with outputs of the caller, whose addresses follow those of the inputs.
+inline Answer add_given(Key &key, PyObject **out, Given *given, int64_t *addresses) {
+    bool several = PyTuple_CheckExact(*out);
+    given->tensors = several ? &PyTuple_GET_ITEM(*out, 0) : out;
+    given->count = several ? PyTuple_GET_SIZE(*out) : 1;
+    if (given->count > MOST / 4 || !key.add(-5)) return NO;
+    for (Py_ssize_t k = 0; k < given->count; ++k) {
+        if (!is_tensor(given->tensors[k])) return NO;
+        Answer answer = add_tensor(key, given->tensors[k], &addresses[k]);
         if (answer != YES) return answer;
     }
     return YES;
@@ -126,7 +149,7 @@ inline Answer key_of(Key &key, PyObject *const *values, Py_ssize_t count, int64_
 struct Entry {
     uint64_t hash;
     int length;
-    int64_t *part;
+    int64_t *part;  // the key, and behind it, with outputs of the caller: how far each tensor reaches
     PyObject *plan;
 };
 
@@ -145,6 +168,15 @@ inline Entry *find(Table *table, const Key &key, uint64_t hash) {
             !memcmp(entry->part, key.part, sizeof(int64_t) * key.length))
             return entry;
     }
+}
+
+// Whether an output of the caller may share memory with an input, or with another output.
+inline bool share_memory(const Entry *entry, const int64_t *at, int inputs, int outputs) {
+    const int64_t *bytes = entry->part + entry->length;
+    for (int k = inputs; k < inputs + outputs; ++k)
+        for (int other = 0; other < k; ++other)
+            if (at[k] < at[other] + bytes[other] && at[other] < at[k] + bytes[k]) return true;
+    return false;
 }
 
 // Empties a table, a new one too; false without the memory for it, and then nothing has changed.

@@ -145,50 +145,74 @@ static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *) {
 
 static PyTypeObject *plan_type;
 
-// table(arguments): the result, or NotImplemented for a call that Python has to look at.
+// table(arguments[, out]): the result, or NotImplemented for a call that Python has to look at.
 static PyObject *table_call(PyObject *self, PyObject *const *args, size_t flags, PyObject *words) {
-    if (words || PyVectorcall_NARGS(flags) != 1 || !PyTuple_CheckExact(args[0]))
+    Py_ssize_t given_args = PyVectorcall_NARGS(flags);
+    if (words || given_args < 1 || given_args > 2 || !PyTuple_CheckExact(args[0]))
         Py_RETURN_NOTIMPLEMENTED;
     PyObject *const *values = &PyTuple_GET_ITEM(args[0], 0);
+    Py_ssize_t inputs = PyTuple_GET_SIZE(args[0]);
+    PyObject *out = given_args == 2 ? args[1] : nullptr;
     Key key;
+    Given given;
     int64_t addresses[MOST];
-    Answer answer = key_of(key, values, PyTuple_GET_SIZE(args[0]), addresses);
+    Answer answer = key_of(key, values, inputs, addresses);
+    if (answer == YES && out) answer = add_given(key, &out, &given, addresses + inputs);
     if (answer == ERROR) {
         if (!PyErr_ExceptionMatches(PyExc_Exception)) return nullptr;
         PyErr_Clear();  // Python meets it again, and explains it
     }
     if (answer != YES) Py_RETURN_NOTIMPLEMENTED;
-    Plan *plan = (Plan *)find((Table *)self, key, key.hash())->plan;
+    Entry *entry = find((Table *)self, key, key.hash());
+    Plan *plan = (Plan *)entry->plan;
     if (!plan) Py_RETURN_NOTIMPLEMENTED;
+    if (out && share_memory(entry, addresses, (int)inputs, (int)given.count))
+        Py_RETURN_NOTIMPLEMENTED;
     Py_INCREF(plan);  // the table may be cleared while the plan runs
-    PyObject *result = run(plan, values, addresses);
+    PyObject *result = run(plan, values, addresses, given.tensors);
     Py_DECREF(plan);
     return result;
 }
 
-// remember(arguments, plan): whether calls like this one will be known.
+// remember(arguments, plan[, out, bytes]): whether calls like this one will be known. `bytes` says
+// how far each argument and output reaches in memory.
 static PyObject *table_remember(PyObject *self, PyObject *args) {
     Table *table = (Table *)self;
-    PyObject *arguments, *plan;
-    if (!PyArg_ParseTuple(args, "O!O!", &PyTuple_Type, &arguments, plan_type, &plan)) return nullptr;
-    if (PyTuple_GET_SIZE(arguments) != ((Plan *)plan)->inputs) Py_RETURN_FALSE;
+    PyObject *arguments, *plan, *out = nullptr, *bytes = nullptr;
+    if (!PyArg_ParseTuple(args, "O!O!|OO!", &PyTuple_Type, &arguments, plan_type, &plan, &out,
+                          &PyTuple_Type, &bytes))
+        return nullptr;
+    int inputs = ((Plan *)plan)->inputs, outputs = ((Plan *)plan)->outputs;
+    if (PyTuple_GET_SIZE(arguments) != inputs) Py_RETURN_FALSE;
     Key key;
+    Given given;
+    Entry made{};
     int64_t addresses[MOST];
-    Answer answer =
-        key_of(key, &PyTuple_GET_ITEM(arguments, 0), PyTuple_GET_SIZE(arguments), addresses);
+    Answer answer = key_of(key, &PyTuple_GET_ITEM(arguments, 0), inputs, addresses);
+    if (answer == YES && out) answer = add_given(key, &out, &given, addresses + inputs);
     if (answer == ERROR) return nullptr;
-    if (answer == NO) Py_RETURN_FALSE;
-    int64_t *part = (int64_t *)PyMem_Malloc(sizeof(int64_t) * (key.length + 1));
-    if (!part) return PyErr_NoMemory();
-    memcpy(part, key.part, sizeof(int64_t) * key.length);
+    if (answer == NO || (out && (given.count != outputs || !bytes ||
+                                 PyTuple_GET_SIZE(bytes) != inputs + outputs)))
+        Py_RETURN_FALSE;
+    made.part = (int64_t *)PyMem_Malloc(sizeof(int64_t) * (key.length + MOST));
+    if (!made.part) return PyErr_NoMemory();
+    memcpy(made.part, key.part, sizeof(int64_t) * key.length);
+    for (int k = 0; out && k < inputs + outputs; ++k)
+        made.part[key.length + k] = PyLong_AsLongLong(PyTuple_GET_ITEM(bytes, k));
+    if (PyErr_Occurred()) {
+        PyMem_Free(made.part);
+        return nullptr;
+    }
     if (table->count >= LIMIT && !clear(table)) {
-        PyMem_Free(part);
+        PyMem_Free(made.part);
         return PyErr_NoMemory();
     }
-    uint64_t hash = key.hash();
-    Entry *entry = find(table, key, hash);
+    made.hash = key.hash();
+    made.length = key.length;
+    made.plan = Py_NewRef(plan);
+    Entry *entry = find(table, key, made.hash);
     Entry before = *entry;
-    *entry = Entry{hash, key.length, part, Py_NewRef(plan)};
+    *entry = made;
     table->count += !before.plan;
     PyMem_Free(before.part);
     Py_XDECREF(before.plan);

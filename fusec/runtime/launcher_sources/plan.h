@@ -193,12 +193,15 @@ inline bool run_step(const Step &step, PyObject *const *values, const int64_t *a
     return true;
 }
 
-// Runs the plan. `addresses` has those of the inputs (anything for numbers) and room for the rest.
-inline PyObject *run(Plan *plan, PyObject *const *values, int64_t *addresses) {
+// Runs the plan. `addresses` has those of the inputs (anything for numbers) and room for the rest,
+// and with `given`, the caller's own outputs, theirs as well.
+inline PyObject *run(Plan *plan, PyObject *const *values, int64_t *addresses,
+                     PyObject *const *given = nullptr) {
     PyObject *made[MOST];
     int total = plan->outputs + plan->temporaries, count = 0;
     PyObject *result = nullptr;
     bool good = true;
+    for (; given && count < plan->outputs; ++count) made[count] = Py_NewRef(given[count]);
     for (; good && count < total; ++count) {
         PyObject *maker = PyTuple_GET_ITEM(plan->makers, count);
         PyObject *tensor = PyCallable_Check(maker) ? PyObject_CallNoArgs(maker)
