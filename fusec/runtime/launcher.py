@@ -38,7 +38,11 @@ _LIBRARY = "launcher.so"
 _FAILURE = "failure.txt"
 _NICENESS = 10
 _TIMEOUT = 120.0  # seconds
-_FLAGS = ("-O2", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden")
+_FLAGS = (
+    "-O2", "-std=c++17", "-shared", "-fPIC", "-fvisibility=hidden",
+    # Python's own functions are found in the process that loads the module.
+    *(("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()),
+)  # fmt: skip
 _MOST_SLOTS, _MOST_INPUTS = 64, 32  # MOST of plan.h
 # The types of C++ parameters, as codes of the struct module.
 _CODES = {
