@@ -7,53 +7,29 @@ May import everything but the command line.
 from __future__ import annotations
 
 import keyword
+import operator
 import re
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, cast
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from fusec.errors import FusecError, UnknownNameError, UnsupportedError, did_you_mean
-from fusec.frontend.parser import keep_tables, parse
-from fusec.frontend.resolve_names import check, first_use, output_names
-from fusec.runtime.arguments import Call, run
-from fusec.runtime.cache import default_store, digest
-from fusec.runtime.launch import Prepared, prepare
-from fusec.runtime.specialize import (
-    COUNTERS,
-    Argument,
-    Formula,
-    OncePerKey,
-    Specialization,
-    Variant,
-    key_of,
-    specialize,
-)
-from fusec.source import Source
+from fusec.runtime import launcher, recipe
+from fusec.runtime.arguments import Call, reaches, run
+from fusec.runtime.counters import COUNTERS, OncePerKey
+from fusec.runtime.formula import Formula
+from fusec.runtime.prepared import CallPlan, Prepared, ready
 
 if TYPE_CHECKING:
     from fusec.passes.simplify import Numerics
+    from fusec.runtime.recipe import Built
+    from fusec.runtime.specialize import Argument, Specialization, Variant
 
 BACKENDS = ("auto", "triton", "cpp", "cuda", "torch")
 NUMERICS = ("torch", "precise", "fast")
 MEMO_LIMIT = 1024  # exact shapes remembered by one function
 
 
-class _ParserTables:
-    """The parser's tables, in the cache on disk."""
-
-    def load(self, parts: Mapping[str, str]) -> bytes | None:
-        entry = default_store().get(digest(parts))
-        return entry.files["tables"] if entry is not None else None
-
-    def save(self, parts: Mapping[str, str], tables: bytes) -> None:
-        default_store().put(digest(parts), {"tables": tables})
-
-
-keep_tables(_ParserTables())
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
+class Stats(NamedTuple):
     """What this process has done:
 
     Kernels built (or loaded from the cache on disk) and plans made.
@@ -103,12 +79,8 @@ def compile(
             reason="not written",
             hint="use backend='triton' for CUDA tensors",
         )
-    text = Source(source)
-    program = parse(text)
-    names = check(program, text, inputs)
-    return CompiledFunction(
-        Formula(text, program, names, mode, keepdim, _kernel_name(name, source)), backend
-    )
+    formula = Formula(source, inputs, mode, keepdim, _kernel_name(name, source))
+    return CompiledFunction(formula, backend)
 
 
 def _choose(what: str, value: object, known: Sequence[str]) -> None:
@@ -140,6 +112,10 @@ class CompiledFunction:
         self._specials: dict[tuple[object, ...], Specialization] = {}
         self._memo: dict[tuple[object, ...], Prepared] = {}
         self._once = OncePerKey()
+        self._kinds: set[str] = set()  # classes of arguments that have been counted
+        self._recalled: dict[str, Built] = {}  # kernels of recipes, until there is a plan
+        self._recipes_left = recipe.LIMIT
+        self._fast: Any = None  # the launcher's table of calls, once there is one
         self.__name__ = formula.name
 
     # -- what it is -------------------------------------------------------------------------------
@@ -152,15 +128,19 @@ class CompiledFunction:
     @property
     def outputs(self) -> tuple[str, ...]:
         """Names of the results."""
-        return output_names(self._formula.program)
+        return self._formula.outputs
 
     @property
     def variants(self) -> tuple[Variant, ...]:
         """Every kernel built so far, and why each one."""
-        return tuple(v for special in self._specials.values() for v in special.variants)
+        from fusec.runtime.specialize import Variant
+
+        recalled = (Variant(b.kernel, b.backend, b.key, b.why) for b in self._recalled.values())
+        planned = (v for special in self._specials.values() for v in special.variants)
+        return (*recalled, *planned)
 
     def __repr__(self) -> str:
-        text = " ".join(self._formula.source.text.split())
+        text = " ".join(self._formula.text.split())
         shown = text if len(text) <= 60 else text[:57] + "..."
         return f"<fusec.CompiledFunction {shown!r} of {', '.join(self.inputs)}>"
 
@@ -169,7 +149,7 @@ class CompiledFunction:
         formula = self._formula
         name = None if formula.name == "kernel" else formula.name.removesuffix("_kernel")
         options = (formula.inputs, self._backend, formula.numerics, formula.keepdim, name)
-        return (_compile_again, (formula.source.text, *options))
+        return (_compile_again, (formula.text, *options))
 
     # -- calling ----------------------------------------------------------------------------------
 
@@ -180,13 +160,40 @@ class CompiledFunction:
         takes the result: a tensor, or a tuple of them, of the right shape, type and device; it may
         share memory with an input.
         """
+        fast = self._fast
+        if fast is not None and not named:
+            result = fast(args) if out is None else fast(args, out)
+            if result is not NotImplemented:
+                return result
         values = (
             list(args)
-            if not named and len(args) == len(self.inputs)
+            if not named and len(args) == len(self._formula.inputs)
             else self._by_name(args, named)
         )
         call = Call(self._formula, values, out, self._backend)
-        return run(self._prepared(call), call)
+        prepared = self._memo.get(call.key)
+        if prepared is None:
+            prepared = self._prepared(call)
+        elif not named:
+            self._hand_over(prepared, call, args, out)
+        return run(prepared, call)
+
+    def _hand_over(self, prepared: Prepared, call: Call, args: tuple[Any, ...], out: Any) -> None:
+        """Let the compiled launcher take calls like this repeated one, if it can."""
+        module = launcher.note_repeated()
+        if module is None or call.numpy or any(map(operator.is_not, call.values, args)):
+            return
+        if call.outs is not None and not call.direct:
+            return
+        plan = launcher.plan_of(prepared, len(args), call.outs is not None)
+        if plan is None:
+            return
+        if self._fast is None:
+            self._fast = module.Table()
+        if call.outs is None:
+            self._fast.remember(args, plan)
+        else:
+            self._fast.remember(args, plan, out, reaches((*args, *call.outs)))
 
     def bind(self, /, *args: Any, **named: Any) -> BoundCall:
         """A prepared call for inputs of these shapes, strides and types: the least work per call.
@@ -218,6 +225,8 @@ class CompiledFunction:
             values[name] = value
         missing = [n for n in names if n not in values]
         if missing:
+            from fusec.frontend.resolve_names import first_use
+
             raise UnknownNameError(
                 f"missing input {', '.join(map(repr, missing))}",
                 source=self._formula.source,
@@ -235,15 +244,68 @@ class CompiledFunction:
         return found
 
     def _prepare(self, call: Call) -> Prepared:
+        """The call made ready: by a recipe of an earlier process, or by planning it."""
+        # Once there is a plan the next shape costs little, and a recipe would save nothing.
+        place = None
+        if self._recipes_left > 0:
+            place = recipe.key(self._formula, call.backend, call.device, call.key)
+        if place is not None and not self._specials:
+            found = self._recall(place, call.device)
+            if found is not None:
+                return found
         arguments = call.arguments
         special = self._specialization(arguments)
         call.check_count(special)
-        return prepare(special, arguments, call.backend, call.device, call.aligned, call.given)
+        from fusec.runtime.launch import prepare
+
+        made = prepare(special, arguments, call.backend, call.device, call.aligned, call.given)
+        if place is not None and made.plan is not None:
+            self._recipes_left -= 1
+            self._keep(place, made.plan, special, arguments)
+        return made
+
+    def _recall(self, place: str, device: Any) -> Prepared | None:
+        kept = recipe.load(place)
+        prepared = None if kept is None else ready(kept.plan, device)
+        if kept is None:
+            return None
+        if prepared is None:
+            recipe.forget(place)
+            return None
+        if kept.kind not in self._kinds:
+            self._kinds.add(kept.kind)
+            COUNTERS.specializations += 1
+        for built in kept.built:
+            if self._recalled.setdefault(built.binary, built) is built:
+                COUNTERS.compiles += 1
+        return prepared
+
+    def _keep(
+        self,
+        place: str,
+        plan: CallPlan,
+        special: Specialization,
+        arguments: Sequence[Argument],
+    ) -> None:
+        from fusec.runtime.specialize import kind_of
+
+        found = [(step.binary, special.binaries[step.binary]) for step in plan.steps]
+        built = tuple(recipe.Built(name, v.kernel, v.backend, v.key, v.why) for name, v in found)
+        recipe.save(place, recipe.Recipe(plan, kind_of(arguments), built))
 
     def _specialization(self, arguments: Sequence[Argument]) -> Specialization:
-        special: Specialization = self._once.get(
-            self._specials, key_of(arguments), lambda: specialize(self._formula, arguments)
-        )
+        from fusec.runtime.specialize import key_of, kind_of, specialize
+
+        def make() -> Specialization:
+            special = specialize(self._formula, arguments)
+            special.recalled = self._recalled
+            kind = kind_of(arguments)
+            if kind not in self._kinds:
+                self._kinds.add(kind)
+                COUNTERS.specializations += 1
+            return special
+
+        special: Specialization = self._once.get(self._specials, key_of(arguments), make)
         return special
 
     # -- looking ----------------------------------------------------------------------------------
@@ -279,21 +341,38 @@ def _compile_again(
 class BoundCall:
     """A call with everything decided; see :meth:`CompiledFunction.bind`."""
 
-    __slots__ = ("_call", "_outputs", "_prepared", "_temporaries")
+    __slots__ = ("_call", "_fast", "_outputs", "_prepared", "_temporaries", "_values")
 
     def __init__(self, prepared: Prepared, call: Call) -> None:
         self._prepared = prepared
         self._call = call
+        self._values = tuple(call.values)
         self._outputs = prepared.make_outputs
         self._temporaries = prepared.make_temporaries
+        self._fast: Any = None
+        if not prepared.reference and not call.numpy:
+            launcher.request()
 
     def __call__(self, *values: Any) -> Any:
-        """The result for ``values``, which must be like the ones bound."""
-        given: Sequence[Any] = values or self._call.values
-        if self._prepared.reference or self._call.numpy:
-            return run(
-                self._prepared, Call(self._call.formula, list(given), None, self._call.backend)
+        """The result for ``values``, which must be like the ones bound.
+
+        UnknownNameError for another number of them.
+        """
+        given = values or self._values
+        if self._fast is not None:
+            result = self._fast(*given)
+            if result is not NotImplemented:
+                return result
+        formula = self._call.formula
+        if len(given) != len(formula.inputs):
+            raise UnknownNameError(
+                f"{len(given)} arguments for {_count(formula.inputs)}",
+                hint="pass one for each input, or none for those that were bound",
             )
+        if self._prepared.reference or self._call.numpy:
+            return run(self._prepared, Call(formula, list(given), None, self._call.backend))
+        launcher.note_repeated()
+        self._fast = launcher.plan_of(self._prepared, len(given))
         results = [make() for make in self._outputs]
         self._prepared.run(given, results, [make() for make in self._temporaries])
         return results[0] if len(results) == 1 else tuple(results)

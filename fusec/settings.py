@@ -6,11 +6,10 @@ Read once, at first use; `override` changes settings for a block, `reload` reads
 from __future__ import annotations
 
 import os
-import shlex
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 _DEFAULT_COMPILERS = (("c++",), ("g++",), ("clang++",))
 _FALSE_WORDS = frozenset({"", "0", "false", "no", "off"})
@@ -18,8 +17,7 @@ _FALSE_WORDS = frozenset({"", "0", "false", "no", "off"})
 _TOOL_PREFIXES = ("TRITON_", "LLVM_", "MLIR_", "NVPTX_", "PTXAS_", "AMDGCN_", "DISABLE_")
 
 
-@dataclass(frozen=True)
-class Settings:
+class Settings(NamedTuple):
     """What the environment says; each field names its variable."""
 
     cache_dir: Path | None = None  # FUSEC_CACHE_DIR: where built kernels are kept
@@ -28,6 +26,7 @@ class Settings:
     cxxflags: tuple[str, ...] = ()  # FUSEC_CXXFLAGS: appended to the compiler's command line
     num_threads: int | None = None  # FUSEC_NUM_THREADS: threads of a CPU kernel
     no_cache: bool = False  # FUSEC_NO_CACHE: build everything again in this process
+    no_launcher: bool = False  # FUSEC_NO_LAUNCHER: every call goes through Python
     no_pool: bool = False  # FUSEC_NO_POOL: give the memory of CPU results back at once
     dump: Path | None = None  # FUSEC_DUMP: directory that receives the stages of each compilation
     tool_environment: tuple[tuple[str, str], ...] = ()  # foreign variables, for cache keys only
@@ -39,9 +38,10 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         cache_dir=_path(environment, "FUSEC_CACHE_DIR"),
         debug=_integer(environment, "FUSEC_DEBUG", 0, 5) or 0,
         cxx=_compilers(environment),
-        cxxflags=tuple(shlex.split(environment.get("FUSEC_CXXFLAGS", ""))),
+        cxxflags=_words(environment, "FUSEC_CXXFLAGS"),
         num_threads=_integer(environment, "FUSEC_NUM_THREADS", 1, 65536),
         no_cache=_flag(environment, "FUSEC_NO_CACHE"),
+        no_launcher=_flag(environment, "FUSEC_NO_LAUNCHER"),
         no_pool=_flag(environment, "FUSEC_NO_POOL"),
         dump=_path(environment, "FUSEC_DUMP"),
         tool_environment=tuple(
@@ -67,7 +67,7 @@ def override(**changes: object) -> Iterator[Settings]:
     """Put other values in force for a block, in every thread: `override(debug=3)`."""
     global _current
     before = get()
-    _current = replace(before, **changes)  # type: ignore[arg-type]
+    _current = Settings(**{**before._asdict(), **changes})
     try:
         yield _current
     finally:
@@ -83,6 +83,14 @@ def _flag(environment: Mapping[str, str], name: str) -> bool:
     return environment.get(name, "").strip().lower() not in _FALSE_WORDS
 
 
+def _words(environment: Mapping[str, str], name: str) -> tuple[str, ...]:
+    if not (text := environment.get(name, "")):
+        return ()
+    import shlex
+
+    return tuple(shlex.split(text))
+
+
 def _path(environment: Mapping[str, str], name: str) -> Path | None:
     return Path(text).expanduser() if (text := environment.get(name, "")) else None
 
@@ -96,10 +104,10 @@ def _integer(environment: Mapping[str, str], name: str, low: int, high: int) -> 
 
 
 def _compilers(environment: Mapping[str, str]) -> tuple[tuple[str, ...], ...]:
-    chosen = tuple(shlex.split(environment.get("FUSEC_CXX", "")))
+    chosen = _words(environment, "FUSEC_CXX")
     if chosen:
         return (chosen,)
-    usual = tuple(shlex.split(environment.get("CXX", "")))
+    usual = _words(environment, "CXX")
     return (usual, *_DEFAULT_COMPILERS) if usual else _DEFAULT_COMPILERS
 
 

@@ -9,9 +9,10 @@ afterwards, by checks.py; what a failed parse means is told by mistakes.py. May 
 
 from __future__ import annotations
 
+import hashlib
 import io
 import pickle
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import cache
 from importlib.resources import files
@@ -54,26 +55,52 @@ def parse(source: Source, tables: TableStore | None) -> Program:
 def _machinery(tables: TableStore | None) -> tuple[Lark, Scanner]:
     grammar = files("fusec.frontend").joinpath("grammar.lark").read_text(encoding="utf-8")
     parts = {"what": "grammar tables", "grammar": grammar, "lark": lark_version}
-    lark = _saved(parts, tables)
+    lark = _loaded(_shipped(grammar)) or _loaded(None if tables is None else tables.load(parts))
     if lark is None:
-        lark = Lark(
-            grammar,
-            parser="lalr",
-            lexer=_NoLexer,
-            transformer=_Builder(),
-            keep_all_tokens=True,
-            maybe_placeholders=False,
-        )
+        lark = _made(grammar)
         if tables is not None:
-            made = io.BytesIO()
-            lark.save(made, exclude_options=("transformer",))
-            tables.save(parts, made.getvalue())
+            tables.save(parts, _tables(lark))
     return lark, Scanner(lark.terminals)
 
 
-def _saved(parts: Mapping[str, str], store: TableStore | None) -> Lark | None:
-    """The automaton from its stored tables; None without any, or if another Lark wrote them."""
-    tables = None if store is None else store.load(parts)
+def shipped_tables(grammar: str) -> bytes:
+    """What ``grammar.tables`` has to hold for this Lark: whose tables they are, and the tables."""
+    return _header(grammar) + _tables(_made(grammar))
+
+
+def _header(grammar: str) -> bytes:
+    return f"{hashlib.sha256(grammar.encode()).hexdigest()} lark {lark_version}\n".encode()
+
+
+def _shipped(grammar: str) -> bytes | None:
+    """The tables in the package, a tenth of a second's work; None if they are another Lark's."""
+    header = _header(grammar)
+    try:
+        content = files("fusec.frontend").joinpath("grammar.tables").read_bytes()
+    except OSError:
+        return None
+    return content[len(header) :] if content.startswith(header) else None
+
+
+def _made(grammar: str) -> Lark:
+    return Lark(
+        grammar,
+        parser="lalr",
+        lexer=_NoLexer,
+        transformer=_Builder(),
+        keep_all_tokens=True,
+        maybe_placeholders=False,
+    )
+
+
+def _tables(lark: Lark) -> bytes:
+    made = io.BytesIO()
+    lark.save(made, exclude_options=("transformer",))
+    return made.getvalue()
+
+
+def _loaded(tables: bytes | None) -> Lark | None:
+    """The automaton from its tables; None without any, or if another Lark wrote them."""
     if tables is None:
         return None
     lark = Lark.__new__(Lark)

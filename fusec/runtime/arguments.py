@@ -11,13 +11,14 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fusec.errors import DTypeError, FusecError, ShapeError, UnsupportedError
-from fusec.frontend.resolve_names import first_use
-from fusec.ir.dtypes import BOOL, F64, I64, by_torch_name
-from fusec.runtime.launch import Given, Prepared, evaluate_reference
-from fusec.runtime.specialize import Argument, Formula, Specialization
 
 if TYPE_CHECKING:
     import torch
+
+    from fusec.runtime.formula import Formula
+    from fusec.runtime.launch import Given
+    from fusec.runtime.prepared import Prepared
+    from fusec.runtime.specialize import Argument, Specialization
 
 _NUMBERS = (bool, int, float)
 
@@ -26,16 +27,8 @@ class Call:
     """One call of a compiled function: its values as tensors and numbers, and where results go."""
 
     __slots__ = (
-        "backend",
-        "device",
-        "direct",
-        "formula",
-        "key",
-        "numpy",
-        "outs",
-        "tracked",
-        "values",
-    )
+        "backend", "device", "direct", "formula", "key", "numpy", "outs", "tracked", "values",
+    )  # fmt: skip
 
     def __init__(self, formula: Formula, values: list[Any], out: Any, backend: str) -> None:
         import torch
@@ -49,7 +42,7 @@ class Call:
         device: torch.device | None = None
         decided = False
         points: list[int] = []  # 0-d tensors, which may come from the CPU to inputs on a GPU
-        plain = _plain_types()
+        plain = plain_types()
         self.tracked = torch.is_grad_enabled()
         for position, value in enumerate(values):
             if type(value) not in plain:
@@ -100,6 +93,8 @@ class Call:
         import numpy
         import torch
 
+        from fusec.ir.dtypes import by_torch_name
+
         if isinstance(value, torch.Tensor):
             kind = type(value).__name__
             raise self._error(
@@ -149,6 +144,8 @@ class Call:
     def _error(
         self, kind: type[FusecError], position: int, found: str, hint: str | None = None
     ) -> FusecError:
+        from fusec.frontend.resolve_names import first_use
+
         name = self.formula.inputs[position]
         span = first_use(self.formula.program, name)
         return kind(f"input {name!r} {found}", source=self.formula.source, span=span, hint=hint)
@@ -165,6 +162,9 @@ class Call:
     def arguments(self) -> tuple[Argument, ...]:
         """What specialising needs to know of the values. Raises DTypeError, UnsupportedError."""
         import torch
+
+        from fusec.ir.dtypes import BOOL, F64, I64, by_torch_name
+        from fusec.runtime.specialize import Argument
 
         found = []
         for position, value in enumerate(self.values):
@@ -273,6 +273,8 @@ class Call:
         """What the caller's output tensors are like."""
         if self.outs is None:
             return None
+        from fusec.runtime.launch import Given
+
         labels = ["out"] if len(self.outs) == 1 else [f"out[{k}]" for k in range(len(self.outs))]
         return [
             Given(
@@ -298,6 +300,9 @@ def run(prepared: Prepared, call: Call) -> Any:
     """Do the work of ``call`` and give the result as the caller wants it."""
     results: Sequence[torch.Tensor]
     if prepared.reference:
+        from fusec.runtime.launch import evaluate_reference
+
+        assert prepared.special is not None
         results = evaluate_reference(prepared.special, call.values)
     elif call.direct:
         results = call.outs or ()
@@ -324,6 +329,12 @@ def _as_array(result: torch.Tensor, position: int) -> Any:
             hint="pass tensors, or end the formula in a cast, as in f32(...)",
         )
     return result.cpu().numpy()
+
+
+def reaches(tensors: Sequence[Any]) -> tuple[int, ...]:
+    """How many bytes from its address on each value occupies; 0 for a number."""
+    extents = (_extent(t) if type(t) not in _NUMBERS else (0, 0) for t in tensors)
+    return tuple(end - start for start, end in extents)
 
 
 def _share_memory(values: Sequence[Any], outs: Sequence[torch.Tensor]) -> bool:
@@ -354,7 +365,8 @@ def _strided() -> torch.layout:
 
 
 @functools.cache
-def _plain_types() -> frozenset[type]:
+def plain_types() -> frozenset[type]:
+    """The classes that count as plain tensors."""
     import torch
 
     return frozenset({torch.Tensor, torch.nn.Parameter, torch.nn.Buffer})

@@ -16,9 +16,10 @@ import shutil
 import signal
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from fusec import settings
 from fusec.errors import BuildError, UnsupportedError
@@ -49,6 +50,16 @@ _FLAGS = (
     "-shared",
     "-fPIC",
 )
+_CTYPES: dict[str, Any] = {
+    "float": ctypes.c_float,
+    "double": ctypes.c_double,
+    "bool": ctypes.c_bool,
+    "int64_t": ctypes.c_int64,
+    "int32_t": ctypes.c_int32,
+    "int16_t": ctypes.c_int16,
+    "int8_t": ctypes.c_int8,
+    "uint8_t": ctypes.c_uint8,
+}
 # Flags that a compiler may lack, and how its complaint about each can be told.
 _OPTIONAL_FLAGS = {
     _OPENMP: re.compile(r"-fopenmp|-lomp|-lgomp|libomp|libgomp|omp\.h"),
@@ -87,6 +98,13 @@ def build_cpp(source: str, include: Path, *, flags: Sequence[str] = ()) -> ctype
     `flags` are added to the command line; `-l` and `-Wl,` flags go behind the source. Raises
     UnsupportedError when there is no compiler and BuildError when the compiler refuses the source.
     """
+    return build_library(source, include, flags=flags)[1]
+
+
+def build_library(
+    source: str, include: Path, *, flags: Sequence[str] = ()
+) -> tuple[str, ctypes.CDLL]:
+    """What :func:`build_cpp` does, with the key that :func:`load_function` takes."""
     compiler = find_compiler()
     if compiler is None:
         tried = ", ".join(" ".join(command) for command in settings.get().cxx)
@@ -95,14 +113,62 @@ def build_cpp(source: str, include: Path, *, flags: Sequence[str] = ()) -> ctype
             hint="install g++ or clang++, or set FUSEC_CXX to the compiler's path",
         )
     store = default_store()
-    arguments = (*default_flags(), *flags, *settings.get().cxxflags)
+    arguments = _arguments(flags)
     key = _key(source, include, compiler, arguments)
     with _lock:
         library = _loaded.get(key)
         if library is None:
             library = _load_or_build(store, key, source, include, compiler, arguments)
             _loaded[key] = library
-    return library
+    return key, library
+
+
+def load_function(key: str, entry: str, types: Sequence[str]) -> Callable[..., None] | None:
+    """A function of a library that was built before, by its key; None where it is gone.
+
+    ``types`` are the C types of the parameters.
+    """
+    with _lock:
+        library = _loaded.get(key)
+        if library is None:
+            found = default_store().get(key, only=(_LIBRARY,))
+            try:
+                library = None if found is None else _load(found)
+            except OSError:
+                library = None
+            if library is None:
+                return None
+            _loaded[key] = library
+    function = library[entry]
+    function.restype = None
+    function.argtypes = [ctypes.c_void_p if kind.endswith("*") else _CTYPES[kind] for kind in types]
+    return function
+
+
+def packed_address(key: str, entry: str) -> int:
+    """Where the packed form of a loaded kernel begins (see ``codegen.cpp.packed_entry``)."""
+    function = _loaded[key][f"{entry}_packed"]
+    return ctypes.cast(function, ctypes.c_void_p).value or 0
+
+
+def builder_identity() -> dict[str, str] | None:
+    """What decides a library beside its source and headers, as parts of a key; None without a
+    compiler.
+    """
+    compiler = find_compiler()
+    return None if compiler is None else _builder(compiler, _arguments(()))
+
+
+def _arguments(flags: Sequence[str]) -> tuple[str, ...]:
+    return (*default_flags(), *flags, *settings.get().cxxflags)
+
+
+def _builder(compiler: Compiler, arguments: Sequence[str]) -> dict[str, str]:
+    return {
+        "compiler": "\0".join((*compiler.command, compiler.path, compiler.version)),
+        "arguments": "\0".join(arguments),
+        "processor": processor_identity(),
+    }
 
 
 def may_use_threads() -> bool:
@@ -166,9 +232,7 @@ def _key(source: str, include: Path, compiler: Compiler, arguments: Sequence[str
     parts: dict[str, str | bytes] = {
         "kind": "cpp",
         "source": source,
-        "compiler": "\0".join((*compiler.command, compiler.path, compiler.version)),
-        "arguments": "\0".join(arguments),
-        "processor": processor_identity(),
+        **_builder(compiler, arguments),
         "fusec": __version__,
     }
     for path in sorted(include.rglob("*")):

@@ -90,6 +90,7 @@ class TritonBinary:
     num_warps: int
     num_threads: int
     target: Target
+    key: str  # of the entry in the cache
 
     @property
     def binary(self) -> bytes:
@@ -125,11 +126,11 @@ def compile_triton(program: TritonProgram, target: Target) -> TritonBinary:
     key = _key(program, target)
     entry = store.get(key)
     if entry is not None:
-        return _unpack(program, target, entry.files)
+        return _unpack(program, target, key, entry.files)
     with _source_path(store, program.source) as path:
         files = _compile(store, program, target, path)
     store.put(key, files)
-    return _unpack(program, target, files)
+    return _unpack(program, target, key, files)
 
 
 def sass(cubin: bytes) -> str:
@@ -179,7 +180,7 @@ def _key(program: TritonProgram, target: Target) -> str:
     )
 
 
-def _unpack(program: TritonProgram, target: Target, files: Any) -> TritonBinary:
+def _unpack(program: TritonProgram, target: Target, key: str, files: Any) -> TritonBinary:
     metadata = json.loads(files[_METADATA])
     stages: dict[str, str | bytes] = {
         name: files[name].decode() for name in _TEXT_STAGES if name in files
@@ -192,6 +193,7 @@ def _unpack(program: TritonProgram, target: Target, files: Any) -> TritonBinary:
         num_warps=metadata["num_warps"],
         num_threads=metadata["num_threads"],
         target=target,
+        key=key,
     )
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import errno
+import functools
 import hashlib
 import json
 import os
@@ -20,11 +21,12 @@ import stat
 import tempfile
 import time
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from fusec import settings
+from fusec.version import __version__
 
 MANIFEST = "manifest.json"
 DEFAULT_SIZE_LIMIT = 2 << 30  # bytes
@@ -63,6 +65,26 @@ def digest(parts: Mapping[str, str | bytes]) -> str:
     return state.hexdigest()
 
 
+@functools.cache
+def checkout() -> Mapping[str, str]:
+    """Parts of a key that change with fusec: its version, and the state of each of its files.
+
+    A developer's edits count, which the version does not know of.
+    """
+    state = hashlib.sha256()
+    folders = [os.path.dirname(os.path.dirname(os.path.abspath(__file__)))]
+    while folders:
+        with os.scandir(folders.pop()) as listed:
+            found = sorted(listed, key=lambda item: item.name)
+        for item in found:
+            if item.is_dir() and item.name != "__pycache__":
+                folders.append(item.path)
+            elif item.is_file():
+                facts = item.stat()
+                state.update(f"{item.path} {facts.st_size} {facts.st_mtime_ns}\n".encode())
+    return {"fusec": __version__, "sources": state.hexdigest()}
+
+
 def default_root() -> Path:
     """FUSEC_CACHE_DIR, or the user's cache directory."""
     chosen = settings.get().cache_dir
@@ -97,10 +119,13 @@ class Store:
         """The directory in use; None when neither the wanted nor a temporary one can be used."""
         return self._root
 
-    def get(self, key: str) -> Entry | None:
-        """The entry of `key`, every checksum verified; None when absent or damaged."""
+    def get(self, key: str, only: Sequence[str] | None = None) -> Entry | None:
+        """The entry of `key`, every checksum verified; None when absent or damaged.
+
+        With ``only``, the files of these names are read and verified, and no others.
+        """
         directory = self._directory(key)
-        entry = None if directory is None else _read_entry(directory, key)
+        entry = None if directory is None else _read_entry(directory, key, only)
         if entry is not None:
             return entry
         if self._private is not None and (entry := self._private.get(key)) is not None:
@@ -212,7 +237,7 @@ def _unsafe(root: Path) -> str | None:
     return None
 
 
-def _read_entry(directory: Path, key: str) -> Entry | None:
+def _read_entry(directory: Path, key: str, only: Sequence[str] | None = None) -> Entry | None:
     """The entry in `directory`; None unless every file has the checksum it was stored with."""
     base = str(directory)
     try:
@@ -221,8 +246,12 @@ def _read_entry(directory: Path, key: str) -> Entry | None:
             manifest = json.loads(stream.read())
         if manifest["format"] != _FORMAT or manifest["key"] != key:
             return None
+        if not set(only or ()) <= manifest["files"].keys():
+            return None
         files: dict[str, bytes] = {}
         for name, checksum in manifest["files"].items():
+            if only is not None and name not in only:
+                continue
             if not _FILE_NAME.fullmatch(name):
                 return None
             with open(os.path.join(base, name), "rb") as stream:

@@ -73,6 +73,16 @@ class CudaFunction:
         self._handle = handle
         self._context = context
 
+    @property
+    def address(self) -> int:
+        """The driver's handle of the kernel."""
+        return self._handle.value or 0
+
+    @property
+    def context_address(self) -> int:
+        """The handle of the context it is loaded in."""
+        return self._context.value or 0
+
     def prepare(
         self,
         param_types: Sequence[str],
@@ -246,6 +256,11 @@ def offsets(codes: Sequence[str]) -> list[int]:
         struct.calcsize("@" + "".join(codes[: index + 1])) - struct.calcsize(code)
         for index, code in enumerate(codes)
     ]
+
+
+def codes(param_types: Sequence[str]) -> str:
+    """The struct module's codes of parameter types."""
+    return "".join(map(_code, param_types))
 
 
 def _code(kind: str) -> str:

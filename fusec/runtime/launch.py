@@ -4,8 +4,8 @@ a repeated call only passes addresses. May import everything below the API.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fusec.codegen.lower import reductions_of
@@ -13,7 +13,7 @@ from fusec.codegen.parameters import accumulated, part_buffer
 from fusec.errors import DTypeError, ShapeError
 from fusec.ir.dtypes import DType
 from fusec.ir.node import Dim
-from fusec.runtime.memory import allocator
+from fusec.runtime.prepared import BufferPlan, CallPlan, Prepared, allocators
 from fusec.runtime.specialize import (
     Argument,
     LaidOut,
@@ -22,22 +22,10 @@ from fusec.runtime.specialize import (
     contiguous,
     lay_out,
 )
-from fusec.runtime.steps import Step, Wiring, steps_of
+from fusec.runtime.steps import Wiring, steps_of
 
 if TYPE_CHECKING:
     import torch
-
-
-@dataclass(frozen=True, slots=True)
-class OutputPlan:
-    """How one output is allocated:
-
-    Its shape as the caller sees it, and its strides, in elements.
-    """
-
-    shape: tuple[int, ...]
-    strides: tuple[int, ...]
-    dtype: DType
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +43,7 @@ class Given:
     direct: bool
 
 
-def _checked(plan: OutputPlan, own: Given) -> OutputPlan:
+def _checked(plan: BufferPlan, own: Given) -> BufferPlan:
     """The plan of an output that the caller brought;
 
     ShapeError or DTypeError, and nothing is written.
@@ -65,39 +53,12 @@ def _checked(plan: OutputPlan, own: Given) -> OutputPlan:
             f"{own.label} is {list(own.shape)}, the result is {list(plan.shape)}",
             hint=f"make it with torch.empty({list(plan.shape)}, ...)",
         )
-    if own.dtype != f"torch.{plan.dtype.torch}":
+    if own.dtype != f"torch.{plan.dtype}":
         raise DTypeError(
-            f"{own.label} is {own.dtype}, the result is torch.{plan.dtype.torch}",
-            hint=f"make it with dtype=torch.{plan.dtype.torch}",
+            f"{own.label} is {own.dtype}, the result is torch.{plan.dtype}",
+            hint=f"make it with dtype=torch.{plan.dtype}",
         )
-    return replace(plan, strides=own.strides) if own.direct else plan
-
-
-@dataclass(slots=True)
-class Prepared:
-    """A call with these exact shapes and strides. ``run`` does the work and nothing else."""
-
-    special: Specialization
-    outputs: tuple[OutputPlan, ...]
-    make_outputs: tuple[Callable[[], torch.Tensor], ...]
-    make_temporaries: tuple[Callable[[], torch.Tensor], ...]
-    steps: tuple[Step, ...]
-    reference: bool  # the reference evaluator does it: asked for, or an axis has length 0
-    tensors: bool  # kernels take tensors (interpreter) instead of addresses
-
-    def run(
-        self, values: Sequence[Any], outs: Sequence[torch.Tensor], spare: Sequence[torch.Tensor]
-    ) -> None:
-        """Launch every kernel. ``values`` are the inputs; ``spare`` the temporaries."""
-        buffers = [*values, *outs, *spare]
-        for step in self.steps:
-            arguments = step.template.copy()
-            for position, buffer in step.pointers:
-                held = buffers[buffer]
-                arguments[position] = held if self.tensors else held.data_ptr()
-            for position, index, convert in step.numbers:
-                arguments[position] = convert(values[index])
-            step.function(arguments)
+    return plan._replace(strides=own.strides) if own.direct else plan
 
 
 def prepare(
@@ -121,7 +82,7 @@ def prepare(
     named = zip(special.outputs, written_aligned, strict=True)
     aligned |= frozenset(f"out {output.name}" for output, even in named if even)
     if backend == "torch" or any(n == 0 for n in sizes.values()):
-        return Prepared(special, outputs, (), (), (), reference=True, tensors=False)
+        return Prepared(special, device, None, (), (), (), reference=True)
     kept = {
         o.name: _kept_strides(o.node.shape, o.squeeze, p)
         for o, p in zip(special.outputs, outputs, strict=True)
@@ -133,36 +94,38 @@ def prepare(
     wiring = Wiring(special, sizes, backend, device, aligned, tuple(temporaries))
     steps = [step for k, region in enumerate(laid) for step in steps_of(wiring, k, region)]
     interpreted = backend == "triton" and device.type == "cpu"
-    made, spare = allocators(outputs, device), allocators(tuple(temporaries.values()), device)
-    return Prepared(special, outputs, made, spare, tuple(steps), False, interpreted)
+    spare = tuple(temporaries.values())
+    plans = tuple(step.plan for step in steps if step.plan is not None)
+    return Prepared(
+        special,
+        device,
+        None if interpreted else CallPlan(outputs, spare, plans),
+        allocators(outputs, device),
+        allocators(spare, device),
+        tuple(steps),
+        tensors=interpreted,
+    )
+
+
+def _buffer(shape: tuple[int, ...], strides: tuple[int, ...], dtype: DType) -> BufferPlan:
+    return BufferPlan(shape, strides, dtype.torch)
 
 
 def _temporaries(
     special: Specialization, laid: Sequence[LaidOut], sizes: dict[Dim, int]
-) -> dict[str, OutputPlan]:
+) -> dict[str, BufferPlan]:
     """The buffers between kernels: reductions that later regions read, and parts of rows."""
-    found: dict[str, OutputPlan] = {}
+    found: dict[str, BufferPlan] = {}
     for (region, _), arranged in zip(special.regions, laid, strict=True):
         for root in region.roots:
             if root.output is None:
                 shape = concrete(root.node.shape, sizes)
-                found[root.name] = OutputPlan(shape, contiguous(shape), root.node.dtype.compute)
+                found[root.name] = _buffer(shape, contiguous(shape), root.node.dtype.compute)
         if arranged.config.splits > 1:
             shape = (arranged.config.splits * arranged.arrangement.rows,)
             for k, node in enumerate(reductions_of(region)):
-                found[part_buffer(region, k)] = OutputPlan(shape, (1,), accumulated(node))
+                found[part_buffer(region, k)] = _buffer(shape, (1,), accumulated(node))
     return found
-
-
-def allocators(
-    plans: Sequence[OutputPlan], device: torch.device
-) -> tuple[Callable[[], torch.Tensor], ...]:
-    """A function for each plan that makes the tensor."""
-    import torch
-
-    return tuple(
-        allocator(p.shape, p.strides, getattr(torch, p.dtype.torch), device) for p in plans
-    )
 
 
 def _output_plan(
@@ -170,7 +133,7 @@ def _output_plan(
     position: int,
     arguments: Sequence[Argument],
     sizes: dict[Dim, int],
-) -> OutputPlan:
+) -> BufferPlan:
     """Shape and strides of an output:
 
     An elementwise one keeps a dense permuted layout of its first full-size input.
@@ -185,7 +148,7 @@ def _output_plan(
         like = next((a for a in arguments if not a.scalar and a.shape == full and rank), None)
         if like is not None and _is_dense(like):
             strides = like.strides
-    return OutputPlan(shape, strides, output.node.dtype)
+    return _buffer(shape, strides, output.node.dtype)
 
 
 def _is_dense(argument: Argument) -> bool:
@@ -201,7 +164,7 @@ def _is_dense(argument: Argument) -> bool:
 
 
 def _kept_strides(
-    shape: Sequence[object], squeeze: tuple[int, ...], out: OutputPlan
+    shape: Sequence[object], squeeze: tuple[int, ...], out: BufferPlan
 ) -> tuple[int, ...]:
     """Strides for the shape a kernel sees, in which squeezed axes are still there with length 1."""
     rank = len(shape)

@@ -119,6 +119,15 @@ class CudaDriver:
         said = (text.value or b"no description").decode()
         return DriverError(f"{what} failed with {known} ({code}): {said}", code=code)
 
+    def addresses(self) -> tuple[int, ...]:
+        """Where the functions of a launch begin, for callers outside Python."""
+        names = (
+            "cuLaunchKernelEx", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxPushCurrent_v2",
+            "cuCtxPopCurrent_v2",
+        )  # fmt: skip
+        functions = (getattr(self._library, name) for name in names)
+        return tuple(ctypes.cast(function, c_void_p).value or 0 for function in functions)
+
     def primary_context(self, device: int) -> c_void_p:
         """The context that the CUDA runtime, and so torch, uses on device number `device`."""
         context = self._contexts.get(device)

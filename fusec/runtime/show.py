@@ -12,9 +12,9 @@ from fusec.errors import DTypeError, UnknownNameError, UnsupportedError, did_you
 from fusec.frontend.resolve_names import index_names
 from fusec.ir.dtypes import BOOL, F32, F64, I64, by_torch_name
 from fusec.ir.text import print_graph
+from fusec.runtime.formula import Formula
 from fusec.runtime.specialize import (
     Argument,
-    Formula,
     LaidOut,
     Specialization,
     contiguous,

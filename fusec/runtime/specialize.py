@@ -9,11 +9,10 @@ import everything below the API.
 from __future__ import annotations
 
 import sys
-import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fusec import settings
 from fusec.codegen import schedule
@@ -28,38 +27,10 @@ from fusec.ir.node import Dim, Shape
 from fusec.passes.fuse import Plan, Region, plan
 from fusec.passes.pipeline import dump_directory
 from fusec.passes.pipeline import run as run_passes
-from fusec.passes.simplify import Numerics
-
-if TYPE_CHECKING:
-    from fusec.frontend.syntax import Program
-    from fusec.source import Source
+from fusec.runtime.formula import Formula
+from fusec.runtime.recipe import Built
 
 INCLUDE = Path(__file__).parent.parent / "codegen" / "include"
-
-
-@dataclass(slots=True)
-class Counters:
-    """What this process has done so far."""
-
-    compiles: int = 0  # kernels built or taken from the cache on disk
-    specializations: int = 0
-    launches: int = 0
-
-
-COUNTERS = Counters()
-
-
-@dataclass(frozen=True, slots=True)
-class Formula:
-    """A parsed formula and the options it was compiled with."""
-
-    source: Source
-    program: Program
-    inputs: tuple[str, ...]
-    numerics: Numerics
-    keepdim: bool
-    name: str
-    fuse: bool = True
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,6 +74,9 @@ class Specialization:
     dump: Path | None = None  # where FUSEC_DUMP wants the sources of this program
     built: dict[tuple[object, ...], Any] = field(default_factory=dict)
     variants: list[Variant] = field(default_factory=list)
+    binaries: dict[str, Variant] = field(default_factory=dict)  # those with an entry in the cache
+    # Kernels that recipes brought before there was a plan: shared by all of the function.
+    recalled: dict[str, Built] = field(default_factory=dict)
 
     @property
     def outputs(self) -> tuple[Output, ...]:
@@ -123,6 +97,11 @@ class Specialization:
 def key_of(arguments: Sequence[Argument]) -> tuple[object, ...]:
     """What decides the Specialization: types, ranks, and which axes have length 1."""
     return tuple((a.dtype, a.scalar, tuple(n == 1 for n in a.shape)) for a in arguments)
+
+
+def kind_of(arguments: Sequence[Argument]) -> str:
+    """The same as text, for a recipe."""
+    return repr([(a.dtype.name, a.scalar, [n == 1 for n in a.shape]) for a in arguments])
 
 
 def input_specs(formula: Formula, arguments: Sequence[Argument]) -> tuple[InputSpec, ...]:
@@ -152,7 +131,6 @@ def specialize(formula: Formula, arguments: Sequence[Argument]) -> Specializatio
     resolved = resolve(formula.source, formula.program, specs, keepdim=formula.keepdim, sizes=sizes)
     graph = run_passes(resolved.graph, formula.numerics)
     made = plan(graph, formula.name, formula.fuse)
-    COUNTERS.specializations += 1
     if settings.get().debug >= 2:
         for region in made.regions:
             sys.stderr.write(f"{region.name}: {region.kind}, {region.reason}\n")
@@ -287,26 +265,3 @@ def grid_of(kernel: Kernel, rows: int, cols: int) -> tuple[int, int, int]:
     if kernel.form is Form.TILE:
         return (row_blocks * -(-cols // config.block_cols), 1, 1)
     return (row_blocks, 1, 1)
-
-
-class OncePerKey:
-    """Builds the value of a key once, also when several threads ask at the same time."""
-
-    def __init__(self) -> None:
-        self._lock = threading.Lock()
-        self._locks: dict[object, threading.Lock] = {}
-
-    def get(self, table: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
-        """``table[key]``, made by ``make`` if it is not there."""
-        found = table.get(key)
-        if found is not None:
-            return found
-        with self._lock:
-            lock = self._locks.setdefault(key, threading.Lock())
-        with lock:
-            found = table.get(key)
-            if found is None:
-                found = table[key] = make()
-        with self._lock:
-            self._locks.pop(key, None)
-        return found

@@ -5,24 +5,22 @@ May import everything below the API but ``runtime.launch`` and what stands above
 
 from __future__ import annotations
 
-import ctypes
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from fusec import settings
-from fusec.codegen.cpp import parameters, print_cpp
+from fusec.codegen.cpp import packed_entry, parameters, print_cpp
 from fusec.codegen.kernel import Kernel, Pointer
 from fusec.ir.dtypes import DType
 from fusec.ir.node import Dim
+from fusec.runtime.counters import COUNTERS, OncePerKey
+from fusec.runtime.prepared import Step, StepPlan, step_of
 from fusec.runtime.specialize import (
-    COUNTERS,
     INCLUDE,
     LaidOut,
-    OncePerKey,
     Specialization,
     Variant,
     grid_of,
@@ -33,35 +31,15 @@ from fusec.runtime.specialize import (
 if TYPE_CHECKING:
     import torch
 
+    from fusec.runtime.build_triton import TritonBinary, TritonProgram
+
 VARIANT_LIMIT = 64
 SERIAL_ELEMENTS = 32768  # below this many positions one thread is faster than two
-_CTYPES = {
-    "float": ctypes.c_float,
-    "double": ctypes.c_double,
-    "bool": ctypes.c_bool,
-    "int64_t": ctypes.c_int64,
-    "int32_t": ctypes.c_int32,
-    "int16_t": ctypes.c_int16,
-    "int8_t": ctypes.c_int8,
-    "uint8_t": ctypes.c_uint8,
-}
 _once = OncePerKey()
 
 
 class VariantWarning(UserWarning):
     """A formula is being specialised again and again."""
-
-
-@dataclass(slots=True)
-class Step:
-    """One kernel launch: a function of the argument list, a template of it, and what has to be
-    filled in.
-    """
-
-    function: Callable[[list[Any]], None]
-    template: list[Any]
-    pointers: tuple[tuple[int, int], ...]  # position in the template, position among the buffers
-    numbers: tuple[tuple[int, int, Callable[[Any], Any]], ...]  # position, input, conversion
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,64 +79,46 @@ def _step(wiring: Wiring, position: int, laid: LaidOut, part: int) -> Step:
     special, backend = wiring.special, wiring.backend
     key = (position, part, laid.arrangement.layout, laid.config, backend)
     kernel: Kernel = _once.get(special.built, key, lambda: kernel_of(special, laid, backend, part))
-    numbers = [laid.number(s.source, wiring.sizes) for s in kernel.sizes]
-    template: list[Any] = [0] * (len(kernel.pointers) + len(kernel.numbers)) + numbers
-    pointers = tuple((k, wiring.position(p)) for k, p in enumerate(kernel.pointers))
-    first, inputs = len(kernel.pointers), special.formula.inputs
-    scalars = tuple(
-        (first + k, inputs.index(n.input), _conversion(n.dtype))
-        for k, n in enumerate(kernel.numbers)
+    sizes = [laid.number(s.source, wiring.sizes) for s in kernel.sizes]
+    inputs = special.formula.inputs
+    first = len(kernel.pointers)
+    plan = StepPlan(
+        "cpp" if backend == "cpp" else "triton",
+        "",
+        kernel.name,
+        (),
+        (*[0] * (first + len(kernel.numbers)), *sizes),
+        tuple((k, wiring.position(p)) for k, p in enumerate(kernel.pointers)),
+        tuple(
+            (first + k, inputs.index(n.input), *_conversion(n.dtype))
+            for k, n in enumerate(kernel.numbers)
+        ),
     )
     rows, cols = laid.arrangement.rows, laid.arrangement.cols
     if backend == "cpp":
-        function = _cpp_function(special, kernel, key)
-        template.append(1 if rows * cols < SERIAL_ELEMENTS else threads())
-        return Step(_cpp_call(function), template, pointers, scalars)
+        binary = _cpp_library(special, kernel, key)
+        types = tuple(kind for _, kind in parameters(kernel))
+        serial = rows * cols < SERIAL_ELEMENTS
+        return step_of(plan._replace(binary=binary, types=types, serial=serial), wiring.device)
     near = frozenset(p.name for p in kernel.pointers if wiring.is_aligned(p))
-    grid = grid_of(kernel, rows, cols)
-    run = _triton_function(special, kernel, key, numbers, near, grid, wiring.device)
-    return Step(run, template, pointers, scalars)
+    plan = plan._replace(grid=grid_of(kernel, rows, cols))
+    return _triton_step(special, kernel, key, plan, near, wiring.device)
 
 
-def _cpp_call(function: Any) -> Callable[[list[Any]], None]:
-    """A call with the arguments of a list;
-
-    In a forked child on one thread, whatever was decided before the fork.
-    """
-    from fusec.runtime.build_cpp import may_use_threads
-
-    def call(arguments: list[Any]) -> None:
-        if not may_use_threads():
-            arguments[-1] = 1
-        function(*arguments)
-
-    return call
+def _conversion(dtype: DType) -> tuple[str, int, int]:
+    """How a Python number becomes a parameter of ``dtype``: kind, least value, bits."""
+    if dtype.is_float or dtype.is_bool:
+        return "float" if dtype.is_float else "bool", 0, dtype.bits
+    return "int", int(dtype.minimum), dtype.bits
 
 
-def threads() -> int:
-    """How many threads a CPU kernel may use: FUSEC_NUM_THREADS, else as many as PyTorch uses."""
-    import torch
-
-    from fusec.runtime.build_cpp import may_use_threads
-
-    return (settings.get().num_threads or torch.get_num_threads()) if may_use_threads() else 1
-
-
-def _conversion(dtype: DType) -> Callable[[Any], Any]:
-    """How a Python number becomes a parameter of ``dtype``; integers wrap as PyTorch's do."""
-    if dtype.is_float:
-        return float
-    if dtype.is_bool:
-        return bool
-    low, span = int(dtype.minimum), 1 << dtype.bits
-    return lambda value: (int(value) - low) % span + low
-
-
-def _note_variant(
-    special: Specialization, kernel: Kernel, backend: str, key: str, why: str
-) -> None:
-    special.variants.append(Variant(kernel.name, backend, key, why))
-    COUNTERS.compiles += 1
+def _note_variant(special: Specialization, variant: Variant, binary: str) -> None:
+    """List a kernel; one that a recipe brought before is listed and counted already."""
+    known = special.recalled.pop(binary, None)
+    special.variants.append(variant)
+    if binary:
+        special.binaries[binary] = variant
+    COUNTERS.compiles += known is None
     if len(special.variants) == VARIANT_LIMIT:
         recent = special.variants[-1]
         warnings.warn(
@@ -180,22 +140,22 @@ def _describe(special: Specialization, kernel: Kernel) -> str:
     )
 
 
-def _cpp_function(special: Specialization, kernel: Kernel, key: tuple[object, ...]) -> Any:
-    from fusec.runtime.build_cpp import build_cpp
+def _cpp_library(special: Specialization, kernel: Kernel, key: tuple[object, ...]) -> str:
+    """The key of the built library."""
+    from fusec.runtime.build_cpp import build_library
 
-    def make() -> Any:
+    def make() -> str:
         started = time.perf_counter()
         source = print_cpp(kernel)
-        library = build_cpp(source, INCLUDE)
-        function = library[kernel.name]
-        function.restype = None
-        function.argtypes = [_ctype(kind) for _, kind in parameters(kernel)]
+        binary, _ = build_library(source + packed_entry(kernel), INCLUDE)
         why = f"layout {_layout_text(kernel)}"
-        _note_variant(special, kernel, "cpp", _describe(special, kernel), why)
+        variant = Variant(kernel.name, "cpp", _describe(special, kernel), why)
+        _note_variant(special, variant, binary)
         _report(special, f"{kernel.name}.cpp", source, time.perf_counter() - started)
-        return function
+        return binary
 
-    return _once.get(special.built, (*key, "function"), make)
+    binary: str = _once.get(special.built, (*key, "library"), make)
+    return binary
 
 
 def _layout_text(kernel: Kernel) -> str:
@@ -204,12 +164,6 @@ def _layout_text(kernel: Kernel) -> str:
         kernel.form.value
     ]
     return form + (f", strides given for {', '.join(strides)}" if strides else ", contiguous")
-
-
-def _ctype(kind: str) -> Any:
-    if kind.endswith("*"):
-        return ctypes.c_void_p
-    return _CTYPES[kind]
 
 
 def _report(special: Specialization, name: str, source: str, seconds: float) -> None:
@@ -223,58 +177,80 @@ def _report(special: Specialization, name: str, source: str, seconds: float) -> 
         (special.dump / name).write_text(source, encoding="utf-8")
 
 
-def _triton_function(
+def _triton_step(
     special: Specialization,
     kernel: Kernel,
     key: tuple[object, ...],
-    sizes: Sequence[int],
+    plan: StepPlan,
     aligned: frozenset[str],
-    grid: tuple[int, int, int],
     device: torch.device,
-) -> Callable[[list[Any]], None]:
+) -> Step:
     from fusec.runtime.program import triton_program
 
+    sizes = plan.values[len(kernel.pointers) + len(kernel.numbers) :]
     program = triton_program(kernel, sizes, aligned, special.formula.numerics)
     if device.type == "cpu":
-        from fusec.runtime.interpret import run_interpreted
+        return _interpreted_step(special, kernel, key, plan, program)
 
-        kept = (*key, "interpreted")
-        if kept not in special.built:
-            special.built[kept] = True
-            _note_variant(
-                special,
-                kernel,
-                "triton (interpreter)",
-                _describe(special, kernel),
-                _layout_text(kernel),
-            )
-        return lambda arguments: run_interpreted(program, grid, arguments)
-    import torch
-
-    def make() -> Any:
-        from fusec.runtime.build_triton import Target, compile_triton
-        from fusec.runtime.driver import load_function
-
-        started = time.perf_counter()
-        major, minor = torch.cuda.get_device_capability(device)
-        binary = compile_triton(program, Target.parse(f"sm_{major}{minor}"))
-        function = load_function(binary.binary, binary.entry, binary.shared, device.index or 0)
-        even = ", ".join(sorted(program.divisible_by_16)) or "nothing"
-        config = kernel.config
-        why = f"layout {_layout_text(kernel)}; block {config.block_rows} x {config.block_cols}; "
-        _note_variant(
-            special, kernel, "triton", _describe(special, kernel), why + f"multiples of 16: {even}"
+    def make() -> StepPlan:
+        binary = _triton_binary(special, kernel, program, device)
+        built = plan._replace(
+            binary=binary.key,
+            types=program.parameter_types(),
+            block=binary.num_threads,
+            shared=binary.shared,
         )
-        _report(special, f"{kernel.name}.py", program.source, time.perf_counter() - started)
-        if settings.get().debug >= 5:
-            sys.stderr.write(str(binary.stages["ptx"]))
-        return function.prepare(program.parameter_types(), binary.num_threads)
+        step_of(built, device, binary.binary)  # loads it, so that the binary can be forgotten
+        return built
 
-    launch = _once.get(
+    built: StepPlan = _once.get(
         special.built,
-        (*key, program.divisible_by_16, program.divisible_by_8, device.index, "function"),
+        (*key, program.divisible_by_16, program.divisible_by_8, device.index, "binary"),
         make,
     )
-    current_stream = torch._C._cuda_getCurrentRawStream
-    index = device.index or 0
-    return lambda arguments: launch(grid, current_stream(index), arguments)
+    return step_of(built._replace(values=plan.values, grid=plan.grid), device)
+
+
+def _interpreted_step(
+    special: Specialization,
+    kernel: Kernel,
+    key: tuple[object, ...],
+    plan: StepPlan,
+    program: TritonProgram,
+) -> Step:
+    from fusec.runtime.interpret import run_interpreted
+
+    kept = (*key, "interpreted")
+    if kept not in special.built:
+        special.built[kept] = True
+        where = "triton (interpreter)"
+        described = Variant(kernel.name, where, _describe(special, kernel), _layout_text(kernel))
+        _note_variant(special, described, "")
+    return Step(
+        lambda arguments: run_interpreted(program, plan.grid, arguments),
+        list(plan.values),
+        plan.pointers,
+        plan.conversions(),
+    )
+
+
+def _triton_binary(
+    special: Specialization, kernel: Kernel, program: TritonProgram, device: torch.device
+) -> TritonBinary:
+    import torch
+
+    from fusec.runtime.build_triton import Target, compile_triton
+
+    started = time.perf_counter()
+    major, minor = torch.cuda.get_device_capability(device)
+    binary = compile_triton(program, Target.parse(f"sm_{major}{minor}"))
+    even = ", ".join(sorted(program.divisible_by_16)) or "nothing"
+    config = kernel.config
+    why = f"layout {_layout_text(kernel)}; block {config.block_rows} x {config.block_cols}; "
+    why += f"multiples of 16: {even}"
+    variant = Variant(kernel.name, "triton", _describe(special, kernel), why)
+    _note_variant(special, variant, binary.key)
+    _report(special, f"{kernel.name}.py", program.source, time.perf_counter() - started)
+    if settings.get().debug >= 5:
+        sys.stderr.write(str(binary.stages["ptx"]))
+    return binary

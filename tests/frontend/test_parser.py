@@ -1,6 +1,7 @@
 """Texts to trees: precedence, spans, depth, round trips, and the wording of every syntax error."""
 
 import json
+import pickle
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fusec.errors import ParseError
-from fusec.frontend import parser, syntax
+from fusec.frontend import automaton, parser, syntax
 from fusec.frontend.parser import parse
 from fusec.frontend.syntax import same, unparse, walk
 from fusec.source import Source, Span
@@ -369,3 +370,47 @@ def test_trees_are_kept_where_there_is_a_store(monkeypatch: pytest.MonkeyPatch) 
         parser.parse(Source(text))  # too deep to keep, and no error
     with pytest.raises(ParseError):
         parser.parse(Source("x\ud800"))
+
+
+# -- the tables in the package ----------------------------------------------------------------
+
+TABLES = Path(automaton.__file__).with_name("grammar.tables")
+
+
+def test_shipped_tables_are_those_of_the_grammar(request: pytest.FixtureRequest) -> None:
+    expected = automaton.shipped_tables(TABLES.with_suffix(".lark").read_text(encoding="utf-8"))
+    if request.config.getoption("--update-golden"):
+        TABLES.write_bytes(expected)
+    found = TABLES.read_bytes()
+    how = "grammar.tables is stale: pytest tests/frontend/test_parser.py --update-golden"
+    assert found.partition(b"\n")[0] == expected.partition(b"\n")[0], how
+    # Lark numbers states and rules in the order of its sets, another in every process.
+    shipped, made = (pickle.loads(t.partition(b"\n")[2]) for t in (found, expected))
+    assert {d["name"]: d["pattern"] for d in shipped["memo"].values() if "pattern" in d} == {
+        d["name"]: d["pattern"] for d in made["memo"].values() if "pattern" in d
+    }
+    counts = [
+        (len(p["states"]), sum(map(len, p["states"].values())), len(t["memo"]))
+        for t in (shipped, made)
+        for p in [t["data"]["parser"]["parser"]]
+    ]
+    assert counts[0] == counts[1]
+
+
+@pytest.mark.parametrize("content", [None, b"", b"other lark 0.1\n", "header"])
+def test_without_fitting_tables_the_grammar_is_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, content: bytes | str | None
+) -> None:
+    for name in ("grammar.lark", "grammar.tables"):
+        (tmp_path / name).write_bytes(TABLES.with_name(name).read_bytes())
+    if content is None:
+        (tmp_path / "grammar.tables").unlink()
+    else:
+        header = TABLES.read_bytes().partition(b"\n")[0] + b"\nno tables"
+        (tmp_path / "grammar.tables").write_bytes(content if isinstance(content, bytes) else header)
+    monkeypatch.setattr(automaton, "files", lambda package: tmp_path)
+    automaton._machinery.cache_clear()
+    try:
+        assert unparse(automaton.parse(Source("x * 2 + f(y)"), None)) == "x * 2 + f(y)"
+    finally:
+        automaton._machinery.cache_clear()

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from fusec.errors import InternalError, UnsupportedError
-from fusec.runtime import driver, libcuda
+from fusec.runtime import driver, launcher, libcuda
 from fusec.runtime.build_cpp import find_compiler
 from fusec.runtime.build_triton import Target, compile_triton
 from fusec.runtime.driver import load_function, offsets, ptx_parameter_sizes
@@ -292,3 +292,101 @@ def test_nothing_heavy_is_imported() -> None:
     )
     finished = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True)
     assert finished.stdout.strip() == b"[]"
+
+
+# -- the compiled launcher ------------------------------------------------------------------------
+
+
+class Memory:
+    """An array with an address, as a tensor has one."""
+
+    def __init__(self, array: ctypes.Array) -> None:
+        self.array = array
+
+    def data_ptr(self) -> int:
+        return ctypes.addressof(self.array)
+
+
+@pytest.fixture
+def plan_of_add(fake: ctypes.CDLL):
+    """`plan(x, y, scale)` through the extension module: out = x + y * scale over five elements."""
+    if not launcher.wait(120.0):
+        pytest.skip(launcher.reason())
+    module = launcher._state.module
+    stream = [0x5EED]
+
+    def make(devices: int = 1):
+        ctypes.c_int.in_dll(fake, "fake_devices").value = devices
+        function = load_function(CUBIN, "add", 1000, 0)
+        cuda = driver.cuda_driver()
+
+        def fail(code: int) -> None:
+            raise cuda.error(code, "the launch of add")
+
+        module.setup_cuda(lambda index: stream[0] + index, *cuda.addresses(), devices > 1)
+        step = (
+            driver.codes(TYPES).encode(), (0, 0, 0, 5, 0), ((0, 0), (1, 1), (2, 3)), ((4, 2),),
+            function.address, function.context_address, (7, 2, 3), (128, 1, 1), (1, 1, 1), 1000, 0,
+            fail,
+        )  # fmt: skip
+        return module.Plan(3, 1, (lambda: Memory((ctypes.c_float * 5)()),), (step,), function)
+
+    make.stream = stream  # type: ignore[attr-defined]
+    yield make
+    launcher._state.cuda_ready = False  # the next plan of a GPU sets it up for the real driver
+
+
+def memories() -> tuple[Memory, Memory]:
+    arrays = Arrays(5)
+    return Memory(arrays.x), Memory(arrays.y)
+
+
+def test_the_launcher_reaches_the_kernel(fake: ctypes.CDLL, plan_of_add) -> None:
+    plan = plan_of_add()
+    assert list(plan(*memories(), 2.0).array) == [2.0, 3.0, 4.0, 5.0, 6.0]
+    config = LaunchConfig.in_dll(fake, "fake_config")
+    assert (config.grid_x, config.grid_y, config.grid_z) == (7, 2, 3)
+    assert (config.block_x, config.block_y, config.block_z) == (128, 1, 1)
+    assert (config.shared, config.stream, config.attribute_count) == (1000, 0x5EED, 0)
+    plan_of_add.stream[0] = 7
+    assert list(plan(*memories(), 1e39).array) == [math.inf] * 5
+    assert LaunchConfig.in_dll(fake, "fake_config").stream == 7
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_launcher_leaves_contexts_alone(fake: ctypes.CDLL, plan_of_add, devices: int) -> None:
+    plan = plan_of_add(devices)
+    fake.fake_push(1)
+    assert list(plan(*memories(), 1.0).array) == [1.0, 2.0, 3.0, 4.0, 5.0]
+    assert (fake.fake_depth(), fake.fake_current()) == (1, 1)
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_launcher_gives_a_fresh_thread_a_context(
+    fake: ctypes.CDLL, plan_of_add, devices: int
+) -> None:
+    plan = plan_of_add(devices)
+    seen = []
+
+    def work() -> None:
+        seen.append(list(plan(*memories(), 1.0).array))
+        seen.append(fake.fake_current())
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    thread.join()
+    assert seen == [[1.0, 2.0, 3.0, 4.0, 5.0], 0]
+
+
+@pytest.mark.parametrize("devices", [1, 2])
+def test_the_launcher_names_errors(plan_of_add, devices: int) -> None:
+    plan = plan_of_add(devices)
+    plan_of_add.stream[0] = 0xBAD
+    with pytest.raises(DriverError, match=r"add failed with CUDA_ERROR_INVALID_HANDLE \(400\)"):
+        plan(*memories(), 1.0)
+    plan_of_add.stream[0] = 0
+    assert list(plan(*memories(), 1.0).array) == [1.0, 2.0, 3.0, 4.0, 5.0]
+    with pytest.raises(TypeError):
+        plan(*memories(), "2")
+    with pytest.raises(AttributeError):
+        plan(1.0, 2.0, 3.0)

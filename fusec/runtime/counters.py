@@ -1,0 +1,46 @@
+"""What this process has done, and building a thing once for several threads.
+
+Imports the standard library only, for a process whose kernels are all in the cache.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from typing import Any
+
+
+class Counters:
+    """What this process has done so far."""
+
+    __slots__ = ("compiles", "specializations")
+
+    def __init__(self) -> None:
+        self.compiles = 0  # kernels built or taken from the cache on disk
+        self.specializations = 0  # plans made or taken from there
+
+
+COUNTERS = Counters()
+
+
+class OncePerKey:
+    """Builds the value of a key once, also when several threads ask at the same time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._locks: dict[object, threading.Lock] = {}
+
+    def get(self, table: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
+        """``table[key]``, made by ``make`` if it is not there."""
+        found = table.get(key)
+        if found is not None:
+            return found
+        with self._lock:
+            lock = self._locks.setdefault(key, threading.Lock())
+        with lock:
+            found = table.get(key)
+            if found is None:
+                found = table[key] = make()
+        with self._lock:
+            self._locks.pop(key, None)
+        return found

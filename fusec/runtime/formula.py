@@ -1,0 +1,126 @@
+"""A formula and the options it was compiled with.
+
+Parsed when something needs the tree: what a known formula's names are is in the cache. May import
+``fusec.source``, ``fusec.frontend`` and ``runtime.cache``, the first two only then.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from fusec.runtime.cache import checkout, default_store, digest
+
+if TYPE_CHECKING:
+    from fusec.frontend.syntax import Program
+    from fusec.passes.simplify import Numerics
+    from fusec.source import Source
+
+_LONGEST_KEPT = 1000  # characters; a longer formula is worth a moment
+_SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which no file can hold
+_FACTS = "names.json"
+
+
+class Formula:
+    """A formula that has been checked, and its options. Never changed once it is made."""
+
+    __slots__ = (
+        "_program", "_source", "fuse", "inputs", "keepdim", "name", "numerics", "outputs", "text",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        text: str,
+        inputs: Sequence[str] | None,
+        numerics: Numerics,
+        keepdim: bool,
+        name: str,
+        fuse: bool = True,
+    ) -> None:
+        """Raises ParseError and UnknownNameError; see ``frontend.resolve_names.check``."""
+        self.text = text
+        self.numerics = numerics
+        self.keepdim = keepdim
+        self.name = name
+        self.fuse = fuse
+        self._source: Source | None = None
+        self._program: Program | None = None
+        self.inputs, self.outputs = self._names(inputs)
+
+    @property
+    def source(self) -> Source:
+        """The text as errors show it."""
+        if self._source is None:
+            from fusec.source import Source
+
+            self._source = Source(self.text)
+        return self._source
+
+    @property
+    def program(self) -> Program:
+        """The syntax tree."""
+        if self._program is None:
+            from fusec.frontend import parser
+
+            parser.keep_tables(_TABLES)
+            self._program = parser.parse(self.source)
+        return self._program
+
+    def identity(self) -> dict[str, str]:
+        """Everything about the formula that decides its kernels, as parts of a key."""
+        return {
+            "text": self.text,
+            "inputs": " ".join(self.inputs),
+            "options": f"{self.numerics} {self.keepdim} {self.name} {self.fuse}",
+        }
+
+    def keepable(self) -> bool:
+        """Whether what is learnt about the formula may go to the cache."""
+        return len(self.text) <= _LONGEST_KEPT and not _SURROGATE.search(self.text)
+
+    def _names(self, inputs: Sequence[str] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        """Names of inputs and outputs, from the cache where this text was checked before."""
+        listed = None if inputs is None else list(inputs)
+        plain = listed is None or all(isinstance(name, str) for name in listed)
+        if not plain or not self.keepable():
+            return self._checked(inputs)
+        key = digest(
+            {"kind": "names", "text": self.text, "inputs": json.dumps(listed), **checkout()}
+        )
+        entry = default_store().get(key)
+        known = None if entry is None else _names_in(entry.files)
+        if known is None:
+            default_store().remove(key)
+            known = self._checked(listed)
+            default_store().put(key, {_FACTS: json.dumps(known).encode()})
+        return known
+
+    def _checked(self, inputs: Sequence[str] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
+        from fusec.frontend.resolve_names import check, output_names
+
+        return check(self.program, self.source, inputs), output_names(self.program)
+
+
+def _names_in(files: Mapping[str, bytes]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:
+    try:
+        inputs, outputs = (tuple(names) for names in json.loads(files[_FACTS]))
+    except (KeyError, ValueError, TypeError):
+        return None
+    good = all(isinstance(name, str) for name in (*inputs, *outputs)) and inputs and outputs
+    return (inputs, outputs) if good else None
+
+
+class _ParserTables:
+    """The parser's tables, in the cache on disk."""
+
+    def load(self, parts: Mapping[str, str]) -> bytes | None:
+        entry = default_store().get(digest(parts))
+        return entry.files["tables"] if entry is not None else None
+
+    def save(self, parts: Mapping[str, str], tables: bytes) -> None:
+        default_store().put(digest(parts), {"tables": tables})
+
+
+_TABLES = _ParserTables()
