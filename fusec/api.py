@@ -7,6 +7,7 @@ May import everything but the command line.
 from __future__ import annotations
 
 import keyword
+import math
 import operator
 import re
 from collections.abc import Sequence
@@ -52,6 +53,8 @@ def compile(
     numerics: str = "torch",
     keepdim: bool = False,
     name: str | None = None,
+    batch_invariant: bool = False,
+    tune: float = 0.0,
 ) -> CompiledFunction:
     """Compile a formula; kernels are built when the function is first called with tensors of a new
     kind.
@@ -60,7 +63,10 @@ def compile(
     (Triton for CUDA tensors, C++ for CPU tensors), ``triton``, ``cpp`` or ``torch`` (the reference,
     which needs no compiler). ``numerics`` is ``torch`` (as accurate as eager PyTorch or better),
     ``precise`` or ``fast``. ``keepdim=True`` keeps reduced axes of outputs with length 1. ``name``
-    names the kernel.
+    names the kernel. ``batch_invariant=True`` takes one schedule whatever the number of rows, so
+    that the bits of a row do not depend on it, at the price of speed for few or short rows.
+    ``tune`` is how many seconds a call with a new kind of tensors may search for a better schedule
+    than the rules choose; what is found is remembered on this machine.
 
     Raises ParseError and UnknownNameError; shapes and types are checked at a call.
     """
@@ -79,7 +85,15 @@ def compile(
             reason="not written",
             hint="use backend='triton' for CUDA tensors",
         )
-    formula = Formula(source, inputs, mode, keepdim, _kernel_name(name, source))
+    formula = Formula(
+        source,
+        inputs,
+        mode,
+        keepdim,
+        _kernel_name(name, source),
+        batch_invariant=batch_invariant,
+        tune=_seconds(tune),
+    )
     return CompiledFunction(formula, backend)
 
 
@@ -89,6 +103,15 @@ def _choose(what: str, value: object, known: Sequence[str]) -> None:
             f"unknown {what} {value!r}",
             hint=did_you_mean(str(value), known) or f"one of {', '.join(known)}",
         )
+
+
+def _seconds(tune: float) -> float:
+    """The time for tuning, in seconds; UnsupportedError for what is no time."""
+    if isinstance(tune, bool) or not isinstance(tune, (int, float)) or not 0 <= tune < math.inf:
+        raise UnsupportedError(
+            f"tune is {tune!r}", hint="give the seconds that a search may take, as in tune=10"
+        )
+    return float(tune)
 
 
 def _kernel_name(name: str | None, source: str) -> str:
@@ -149,7 +172,7 @@ class CompiledFunction:
         formula = self._formula
         name = None if formula.name == "kernel" else formula.name.removesuffix("_kernel")
         options = (formula.inputs, self._backend, formula.numerics, formula.keepdim, name)
-        return (_compile_again, (formula.text, *options))
+        return (_compile_again, (formula.text, *options, formula.batch_invariant, formula.tune))
 
     # -- calling ----------------------------------------------------------------------------------
 
@@ -331,10 +354,19 @@ def _compile_again(
     numerics: str,
     keepdim: bool,
     name: str | None,
+    batch_invariant: bool,
+    tune: float,
 ) -> CompiledFunction:
     """What a pickle of a compiled function calls."""
     return compile(
-        text, inputs=inputs, backend=backend, numerics=numerics, keepdim=keepdim, name=name
+        text,
+        inputs=inputs,
+        backend=backend,
+        numerics=numerics,
+        keepdim=keepdim,
+        name=name,
+        batch_invariant=batch_invariant,
+        tune=tune,
     )
 
 

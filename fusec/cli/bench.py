@@ -70,6 +70,10 @@ def bench(
     backend: Annotated[
         str, typer.Option("--backend", help=f"One of {', '.join(options.BACKENDS)}.")
     ] = "auto",
+    tune: Annotated[
+        float,
+        typer.Option("--tune", metavar="SECONDS", min=0.0, help="Search for a better schedule."),
+    ] = 0.0,
     suite: Annotated[
         list[str] | None,
         typer.Option(
@@ -173,7 +177,7 @@ def bench(
     from fusec.runtime.bench import Effort, compare
 
     with options.blamed_on(source), _progress() as progress:
-        compiled = api.compile(source.text, backend=backend, numerics=numerics)
+        compiled = api.compile(source.text, backend=backend, numerics=numerics, tune=tune)
         size = _GPU_SIZE if place == "cuda" else options.DEFAULT_SIZE
         case = make_case(
             compiled,

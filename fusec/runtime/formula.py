@@ -27,7 +27,8 @@ class Formula:
     """A formula that has been checked, and its options. Never changed once it is made."""
 
     __slots__ = (
-        "_program", "_source", "fuse", "inputs", "keepdim", "name", "numerics", "outputs", "text",
+        "_program", "_source", "batch_invariant", "fuse", "inputs", "keepdim", "name", "numerics",
+        "outputs", "text", "tune",
     )  # fmt: skip
 
     def __init__(
@@ -38,6 +39,8 @@ class Formula:
         keepdim: bool,
         name: str,
         fuse: bool = True,
+        batch_invariant: bool = False,
+        tune: float = 0.0,
     ) -> None:
         """Raises ParseError and UnknownNameError; see ``frontend.resolve_names.check``."""
         self.text = text
@@ -45,6 +48,8 @@ class Formula:
         self.keepdim = keepdim
         self.name = name
         self.fuse = fuse
+        self.batch_invariant = batch_invariant  # one schedule for any number of rows
+        self.tune = tune  # seconds to search for a better schedule than the rules'
         self._source: Source | None = None
         self._program: Program | None = None
         self.inputs, self.outputs = self._names(inputs)
@@ -74,6 +79,7 @@ class Formula:
             "text": self.text,
             "inputs": " ".join(self.inputs),
             "options": f"{self.numerics} {self.keepdim} {self.name} {self.fuse}",
+            "schedule": f"{self.batch_invariant} {self.tune > 0}",
         }
 
     def keepable(self) -> bool:

@@ -90,11 +90,19 @@ def prepare(
     laid = [
         lay_out(special, k, arguments, sizes, kept, backend) for k in range(len(special.regions))
     ]
-    temporaries = _temporaries(special, laid, sizes)
-    wiring = Wiring(special, sizes, backend, device, aligned, tuple(temporaries))
-    steps = [step for k, region in enumerate(laid) for step in steps_of(wiring, k, region)]
+
+    def wire(regions: Sequence[LaidOut]) -> tuple[Wiring, tuple[BufferPlan, ...]]:
+        temporaries = _temporaries(special, regions, sizes)
+        wired = Wiring(special, sizes, backend, device, aligned, tuple(temporaries))
+        return wired, tuple(temporaries.values())
+
     interpreted = backend == "triton" and device.type == "cpu"
-    spare = tuple(temporaries.values())
+    if special.formula.tune and not interpreted:
+        from fusec.runtime.tune import tuned
+
+        laid = tuned(special, laid, wire, arguments, outputs, device)
+    wiring, spare = wire(laid)
+    steps = [step for k, region in enumerate(laid) for step in steps_of(wiring, k, region)]
     plans = tuple(step.plan for step in steps if step.plan is not None)
     return Prepared(
         special,

@@ -212,16 +212,17 @@ def lay_out(
             shape = concrete(operand.node.shape, sizes)
             strides.append(output_strides.get(operand.name) or contiguous(shape))
     arrangement = arrange(region, accesses, sizes, strides)
-    form = _form(region, arrangement)
+    form = form_of(region, arrangement)
     config = (
         schedule.choose_cpp(form, accesses, arrangement)
         if backend == "cpp"
-        else schedule.choose_triton(form, accesses, arrangement)
+        else schedule.choose_triton(form, accesses, arrangement, special.formula.batch_invariant)
     )
     return LaidOut(region, accesses, arrangement, config)
 
 
-def _form(region: Region, arrangement: Arrangement) -> Form:
+def form_of(region: Region, arrangement: Arrangement) -> Form:
+    """Flat when one axis is left, tile for more, rows when some are reduced."""
     if region.axes:
         return Form.ROWS
     return Form.TILE if arrangement.layout.rows else Form.FLAT

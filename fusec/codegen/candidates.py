@@ -1,0 +1,74 @@
+"""Configs around a choice of ``schedule.py``, the nearest first: what the tuner tries.
+
+May import ``codegen.kernel``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from itertools import product
+
+from fusec.codegen.kernel import Config, Form
+
+_FACTORS = (1.0, 0.5, 2.0, 0.25, 4.0)
+_MOST_WARPS = 32
+_LANES = 32
+_LEAST_PER_LANE, _MOST_PER_LANE = 2, 128  # elements of a tile
+
+
+def around(config: Config, form: Form, backend: str) -> list[Config]:
+    """Other Configs that the kernel may have, without repeats and without ``config`` itself."""
+    found = _of_loops(config) if backend == "cpp" else _of_tiles(config, form)
+    return [other for other in dict.fromkeys(found) if other != config]
+
+
+def _of_loops(config: Config) -> Iterator[Config]:
+    """A C++ kernel has no blocks to choose: only what is fetched ahead and what is streamed."""
+    tiled = config.lanes_along_rows or config.block_cols > 1
+    for prefetch, stream in product((False, True), (False, True) if not tiled else (False,)):
+        yield replace(config, prefetch=prefetch, stream=stream)
+
+
+def _of_tiles(config: Config, form: Form) -> Iterator[Config]:
+    """One step in one direction first, then in two at once."""
+    steps = sorted(product(_FACTORS, repeat=3), key=_distance)
+    for rows, cols, warps in steps:
+        if _distance((rows, cols, warps)) > 3 or not _fits(config, form, rows, cols):
+            continue
+        other = replace(
+            config,
+            block_rows=int(config.block_rows * rows),
+            block_cols=int(config.block_cols * cols),
+            warps=int(config.warps * warps),
+        )
+        if not _is_sound(other):
+            continue
+        yield other
+        for factor in (0.5, 2.0) if config.splits > 1 and rows == cols == 1.0 else ():
+            yield replace(other, splits=int(config.splits * factor))
+
+
+def _distance(factors: tuple[float, ...]) -> int:
+    return sum({1.0: 0, 0.5: 1, 2.0: 1}.get(factor, 2) for factor in factors)
+
+
+def _fits(config: Config, form: Form, rows: float, cols: float) -> bool:
+    """Whether the tile may change so: a row that is held has to fill it, a flat index has none."""
+    if form is Form.FLAT:
+        return rows == 1.0
+    if form is Form.ROWS and config.resident:
+        return cols == 1.0 and config.block_rows * rows >= 1
+    if form is Form.ROWS and not config.lanes_along_rows:
+        return rows == 1.0
+    return config.block_rows * rows >= 1 and config.block_cols * cols >= 1
+
+
+def _is_sound(config: Config) -> bool:
+    lanes = config.warps * _LANES
+    fills = _LEAST_PER_LANE * lanes <= config.block_rows * config.block_cols
+    return (
+        1 <= config.warps <= _MOST_WARPS
+        and fills
+        and (config.block_rows * config.block_cols <= _MOST_PER_LANE * lanes)
+    )
