@@ -70,11 +70,8 @@ class Formula:
 
     def identity(self) -> dict[str, str]:
         """Everything about the formula that decides its kernels, as parts of a key."""
-        return {
-            "text": self.text,
-            "inputs": " ".join(self.inputs),
-            "options": f"{self.numerics} {self.keepdim} {self.name} {self.fuse}",
-        }
+        public = (name for name in self.__slots__ if not name.startswith("_"))
+        return {f"formula {name}": repr(getattr(self, name)) for name in public}
 
     def keepable(self) -> bool:
         """Whether what is learnt about the formula may go to the cache."""
