@@ -75,12 +75,10 @@ class Formula:
 
     def identity(self) -> dict[str, str]:
         """Everything about the formula that decides its kernels, as parts of a key."""
-        return {
-            "text": self.text,
-            "inputs": " ".join(self.inputs),
-            "options": f"{self.numerics} {self.keepdim} {self.name} {self.fuse}",
-            "schedule": f"{self.batch_invariant} {self.tune > 0}",
-        }
+        public = (name for name in self.__slots__ if not name.startswith("_"))
+        parts = {f"formula {name}": repr(getattr(self, name)) for name in public}
+        # How long a search took does not matter to what it found.
+        return parts | {"formula tune": repr(self.tune > 0)}
 
     def keepable(self) -> bool:
         """Whether what is learnt about the formula may go to the cache."""
