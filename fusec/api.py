@@ -6,16 +6,14 @@ May import everything but the command line.
 
 from __future__ import annotations
 
-import keyword
-import math
 import operator
-import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from fusec.errors import FusecError, UnknownNameError, UnsupportedError, did_you_mean
+from fusec.errors import UnknownNameError, UnsupportedError, did_you_mean
 from fusec.runtime import launcher, recipe
 from fusec.runtime.arguments import Call, reaches, run
+from fusec.runtime.choices import choose, kernel_name, seconds
 from fusec.runtime.counters import COUNTERS, OncePerKey
 from fusec.runtime.formula import Formula
 from fusec.runtime.prepared import CallPlan, Prepared, ready
@@ -70,8 +68,8 @@ def compile(
 
     Raises ParseError and UnknownNameError; shapes and types are checked at a call.
     """
-    _choose("backend", backend, BACKENDS)
-    _choose("numerics", numerics, NUMERICS)
+    choose("backend", backend, BACKENDS)
+    choose("numerics", numerics, NUMERICS)
     mode = cast("Numerics", numerics)
     if not isinstance(source, str):
         raise UnsupportedError(
@@ -90,40 +88,11 @@ def compile(
         inputs,
         mode,
         keepdim,
-        _kernel_name(name, source),
+        kernel_name(name, source),
         batch_invariant=batch_invariant,
-        tune=_seconds(tune),
+        tune=seconds(tune),
     )
     return CompiledFunction(formula, backend)
-
-
-def _choose(what: str, value: object, known: Sequence[str]) -> None:
-    if value not in known:
-        raise UnsupportedError(
-            f"unknown {what} {value!r}",
-            hint=did_you_mean(str(value), known) or f"one of {', '.join(known)}",
-        )
-
-
-def _seconds(tune: float) -> float:
-    """The time for tuning, in seconds; UnsupportedError for what is no time."""
-    if isinstance(tune, bool) or not isinstance(tune, (int, float)) or not 0 <= tune < math.inf:
-        raise UnsupportedError(
-            f"tune is {tune!r}", hint="give the seconds that a search may take, as in tune=10"
-        )
-    return float(tune)
-
-
-def _kernel_name(name: str | None, source: str) -> str:
-    """The name the user gave, else that of the formula's outermost function, else ``kernel``."""
-    if name is not None:
-        if not name.isidentifier() or keyword.iskeyword(name):
-            raise FusecError(
-                f"{name!r} cannot name a kernel", hint="letters, digits and underscores"
-            )
-        return f"{name}_kernel"
-    outermost = re.fullmatch(r"\s*([A-Za-z][A-Za-z0-9_]*)\s*\([^()]*\)\s*", source)
-    return f"{outermost.group(1)}_kernel" if outermost else "kernel"
 
 
 class CompiledFunction:
