@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import sys
 import warnings
 from collections.abc import Sequence
@@ -68,7 +69,7 @@ def _run(arguments: Sequence[str] | None) -> int:
     except typer.Exit as finished:
         return finished.exit_code
     except usage_error as error:
-        _complain(_usage_text(error))
+        _complain(_usage_text(error, given))
         return USAGE
     return code if isinstance(code, int) else 0
 
@@ -111,7 +112,7 @@ def _version(wanted: bool) -> None:
     raise typer.Exit
 
 
-def _usage_text(error: Exception) -> str:
+def _usage_text(error: Exception, given: Sequence[str]) -> str:
     """What typer says of a wrong command line, in the form of every other error of fusec."""
     # typer.BadParameter and its relatives have these; their base class is not part of typer's API.
     message = str(error.format_message()).rstrip(".")  # type: ignore[attr-defined]
@@ -121,7 +122,9 @@ def _usage_text(error: Exception) -> str:
     option = getattr(error, "option_name", "")
     context = getattr(error, "ctx", None)
     hint = did_you_mean(option, possible) if option else _command_hint(message, context)
-    if hint is None and option.startswith("-"):
+    # `-sum(x)` reads as the option -s with the value um(x), and leaves no formula.
+    taken = "missing argument" in lines[0] and any(re.match(r"-[a-z]\w*\W", g) for g in given)
+    if hint is None and (option.startswith("-") or taken):
         hint = "a formula that begins with '-' goes after '--', as in: fusec show -- '-x'"
     if hint is None:
         hint = f"see {context.command_path if context else 'fusec'} --help"
