@@ -184,6 +184,8 @@ def test_an_interrupt_leaves_no_temporary_and_no_compiler(tmp_path: Path) -> Non
         import os, pathlib, signal, threading, time
         from fusec import settings
         from fusec.runtime.build_cpp import build_cpp
+        # A shell starts what runs in the background with interrupts ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
         pid = pathlib.Path({str(tmp_path)!r}) / "pid"
         def interrupt():
             while not (pid.exists() and pid.read_text()):
