@@ -16,7 +16,7 @@ from fusec.runtime.arguments import Call, reaches, run
 from fusec.runtime.choices import choose, kernel_name, seconds
 from fusec.runtime.counters import COUNTERS, OncePerKey
 from fusec.runtime.formula import Formula
-from fusec.runtime.prepared import CallPlan, Prepared, ready
+from fusec.runtime.prepared import CallPlan, Prepared, made, ready
 
 if TYPE_CHECKING:
     from fusec.passes.simplify import Numerics
@@ -374,8 +374,8 @@ class BoundCall:
             return run(self._prepared, Call(formula, list(given), None, self._call.backend))
         launcher.note_repeated()
         self._fast = launcher.plan_of(self._prepared, len(given))
-        results = [make() for make in self._outputs]
-        self._prepared.run(given, results, [make() for make in self._temporaries])
+        results = made(self._outputs)
+        self._prepared.run(given, results, made(self._temporaries))
         return results[0] if len(results) == 1 else tuple(results)
 
 

@@ -11,13 +11,13 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fusec.errors import DTypeError, FusecError, ShapeError, UnsupportedError
+from fusec.runtime.prepared import Prepared, made
 
 if TYPE_CHECKING:
     import torch
 
     from fusec.runtime.formula import Formula
     from fusec.runtime.launch import Given
-    from fusec.runtime.prepared import Prepared
     from fusec.runtime.specialize import Argument, Specialization
 
 _NUMBERS = (bool, int, float)
@@ -306,10 +306,10 @@ def run(prepared: Prepared, call: Call) -> Any:
         results = evaluate_reference(prepared.special, call.values)
     elif call.direct:
         results = call.outs or ()
-        prepared.run(call.values, results, [make() for make in prepared.make_temporaries])
+        prepared.run(call.values, results, made(prepared.make_temporaries))
     else:
-        results = [make() for make in prepared.make_outputs]
-        prepared.run(call.values, results, [make() for make in prepared.make_temporaries])
+        results = made(prepared.make_outputs)
+        prepared.run(call.values, results, made(prepared.make_temporaries))
     if call.outs is not None and results is not call.outs:
         # A kernel may read its inputs again after it wrote, so memory that is an input's gets its
         # results last.

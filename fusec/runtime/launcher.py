@@ -4,7 +4,8 @@ A small extension module (``launcher_sources``) takes over the calls that were m
 No first call waits for it: it is loaded when a call is repeated, and where it is not in the cache
 yet a compiler makes it meanwhile, at low priority, once calls are repeated often or bound. Without
 a compiler, or Python's headers, every call goes through Python. May import ``settings``,
-``runtime.cache``, ``runtime.prepared``, ``runtime.build_cpp`` and ``runtime.driver``.
+``runtime.cache``, ``runtime.prepared``, ``runtime.launcher_torch``, ``runtime.build_cpp`` and
+``runtime.driver``.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from fusec.runtime.cache import Entry, default_store, digest
 if TYPE_CHECKING:
     import torch
 
+    from fusec.runtime import launcher_torch
     from fusec.runtime.build_cpp import Compiler
     from fusec.runtime.prepared import Prepared, StepPlan
 
@@ -60,6 +62,8 @@ class _State:
         self.over = False  # there is a module, or there will be none
         self.repeated = 0
         self.build: _Build | None = None
+        self.ways: launcher_torch.Ways | None = None
+        self.allocations: dict[torch.device, launcher_torch.Allocate | None] = {}
         self.cuda_ready = False
         self.lock = threading.Lock()
 
@@ -148,9 +152,17 @@ def _maker(make: Any) -> Any:
 
     if getattr(make, "func", None) is not torch.empty_strided:
         return make
+    from fusec.runtime import launcher_torch
+
     like = make()
     like.untyped_storage().resize_(0)
-    return like
+    allocations = _state.allocations
+    if like.device not in allocations:
+        allocations[like.device] = launcher_torch.allocation(like.device)
+    allocate = allocations[like.device]
+    if allocate is None or _state.ways is None:
+        return like
+    return allocate, (tuple(like.shape), like.stride(), like.dtype), like
 
 
 def _cpp_step(step: StepPlan, threads: int) -> tuple[object, ...]:
@@ -169,17 +181,20 @@ def _cpp_step(step: StepPlan, threads: int) -> tuple[object, ...]:
 def _cuda_step(step: StepPlan, device: torch.device) -> tuple[object, ...]:
     import torch
 
+    from fusec.runtime import launcher_torch
     from fusec.runtime.driver import codes
     from fusec.runtime.libcuda import cuda_driver
     from fusec.runtime.prepared import cuda_function
 
-    driver = cuda_driver()
+    driver, index = cuda_driver(), device.index or 0
     if not _state.cuda_ready:
         _state.module.setup_cuda(
             torch._C._cuda_getCurrentRawStream, *driver.addresses(), driver.device_count > 1
         )
         _state.cuda_ready = True
-    index = device.index or 0
+        if _state.ways is not None:
+            _state.ways = launcher_torch.with_cuda(_state.ways, index)
+            _state.module.setup_tensors(*_state.ways)
     function = cuda_function(step, index)
 
     def fail(code: int) -> None:
@@ -261,6 +276,7 @@ def _obstacle() -> tuple[str, str]:
 def _import(entry: Entry) -> Any:
     import torch
 
+    from fusec.runtime import launcher_torch
     from fusec.runtime.arguments import plain_types
     from fusec.runtime.build_cpp import may_use_threads
 
@@ -275,6 +291,9 @@ def _import(entry: Entry) -> Any:
     module.setup(tuple(plain_types()), torch.strided, torch.empty_like, torch.is_grad_enabled)
     if not may_use_threads():
         module.one_thread()
+    _state.ways = launcher_torch.ways()
+    if _state.ways is not None:
+        module.setup_tensors(*_state.ways)
     return module
 
 

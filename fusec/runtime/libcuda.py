@@ -122,8 +122,8 @@ class CudaDriver:
     def addresses(self) -> tuple[int, ...]:
         """Where the functions of a launch begin, for callers outside Python."""
         names = (
-            "cuLaunchKernelEx", "cuCtxGetCurrent", "cuCtxSetCurrent", "cuCtxPushCurrent_v2",
-            "cuCtxPopCurrent_v2",
+            "cuLaunchKernelEx", "cuLaunchKernel", "cuCtxGetCurrent", "cuCtxSetCurrent",
+            "cuCtxPushCurrent_v2", "cuCtxPopCurrent_v2",
         )  # fmt: skip
         functions = (getattr(self._library, name) for name in names)
         return tuple(ctypes.cast(function, c_void_p).value or 0 for function in functions)

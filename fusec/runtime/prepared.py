@@ -3,7 +3,8 @@ decided.
 
 A :class:`CallPlan` is plain numbers and names of cache entries, so it can be kept for the next
 process (``runtime.recipe``); :func:`ready` turns it into something that runs. May import
-``settings``, ``runtime.memory`` and ``runtime.counters``, and the builders inside functions.
+``settings``, ``errors``, ``runtime.memory`` and ``runtime.counters``, and the builders inside
+functions.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fusec import settings
+from fusec.errors import UnsupportedError
 from fusec.runtime.counters import OncePerKey
 from fusec.runtime.memory import allocator
 
@@ -166,6 +168,20 @@ def allocators(
     import torch
 
     return tuple(allocator(p.shape, p.strides, getattr(torch, p.dtype), device) for p in plans)
+
+
+def made(makers: Sequence[Callable[[], torch.Tensor]]) -> list[torch.Tensor]:
+    """New tensors; UnsupportedError where a mode of PyTorch makes them without memory."""
+    import torch
+
+    tensors = [make() for make in makers]
+    for tensor in tensors:
+        if type(tensor) is not torch.Tensor:
+            raise UnsupportedError(
+                f"a mode of PyTorch makes results that are {type(tensor).__name__}",
+                hint="kernels need memory to write to: call outside of the mode",
+            )
+    return tensors
 
 
 def conversion(kind: str, low: int, bits: int) -> Callable[[Any], Any]:

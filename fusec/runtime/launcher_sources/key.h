@@ -72,11 +72,38 @@ inline Answer add_device(Key &key, PyObject *tensor) {
     return key.add(index) ? YES : NO;
 }
 
+// A tensor that autograd would have to follow is left to Python.
+inline Answer is_tracked(PyObject *tensor) {
+    if (brief.usable && !brief.grad_enabled()) return NO;
+    Answer tracked = truth_of(PyObject_GetAttr(tensor, names.requires_grad));
+    if (tracked == YES && !brief.usable)
+        tracked = truth_of(PyObject_CallNoArgs(torch.is_grad_enabled));
+    return tracked;
+}
+
+// The same facts as `add_tensor` through short ways; what is not plain is left to Python.
+inline Answer add_plain(Key &key, PyObject *tensor, int64_t *address) {
+    if (!is_plain(tensor)) return NO;
+    Answer tracked = is_tracked(tensor);
+    if (tracked != NO) return tracked == YES ? NO : ERROR;
+    void *handle = handle_of(tensor), *place;
+    int32_t dtype, device;
+    int64_t dim, *sizes, *strides;
+    if (brief.dtype(handle, &dtype) || brief.device_index(handle, &device) ||
+        brief.dim(handle, &dim) || brief.sizes(handle, &sizes) || brief.strides(handle, &strides) ||
+        brief.data_ptr(handle, &place))
+        return NO;
+    *address = (int64_t)(intptr_t)place;
+    bool good = key.add(dtype) && key.add(device) && key.add(dim);
+    for (int64_t k = 0; good && k < dim; ++k) good = key.add(sizes[k]) && key.add(strides[k]);
+    return good && key.add(*address & 15) ? YES : NO;
+}
+
 inline Answer add_tensor(Key &key, PyObject *tensor, int64_t *address) {
+    if (brief.usable) return add_plain(key, tensor, address);
     Answer negated = ask(tensor, names.is_neg);
     if (negated != NO) return negated == YES ? NO : ERROR;
-    Answer tracked = truth_of(PyObject_GetAttr(tensor, names.requires_grad));
-    if (tracked == YES) tracked = truth_of(PyObject_CallNoArgs(torch.is_grad_enabled));
+    Answer tracked = is_tracked(tensor);
     if (tracked != NO) return tracked == YES ? NO : ERROR;
     PyObject *layout = PyObject_GetAttr(tensor, names.layout);
     if (!layout) return ERROR;
@@ -105,13 +132,6 @@ inline Answer add_number(Key &key, PyObject *value) {
     int overflow = 0;
     PyLong_AsLongLongAndOverflow(value, &overflow);
     return !overflow && key.add(-4) ? YES : NO;
-}
-
-inline bool is_tensor(PyObject *value) {
-    PyObject *kind = (PyObject *)Py_TYPE(value);
-    for (Py_ssize_t t = 0; t < PyTuple_GET_SIZE(torch.tensor_types); ++t)
-        if (kind == PyTuple_GET_ITEM(torch.tensor_types, t)) return true;
-    return false;
 }
 
 // The key of a call, and the addresses of its tensors.

@@ -3,7 +3,7 @@
 //
 // Built once for each Python by runtime/launcher.py; it needs Python's headers and no others.
 
-#include "key.h"
+#include "setup.h"
 
 #include <stddef.h>
 #include <structmember.h>
@@ -12,6 +12,7 @@ namespace fusec {
 
 Names names;
 Torch torch;
+Short brief;
 Driver driver;
 bool forked = false;
 
@@ -19,7 +20,7 @@ bool forked = false;
 
 static PyObject *plan_call(PyObject *self, PyObject *const *values, size_t flags, PyObject *words) {
     Plan *plan = (Plan *)self;
-    if (words || PyVectorcall_NARGS(flags) != plan->inputs) Py_RETURN_NOTIMPLEMENTED;
+    if (words || PyVectorcall_NARGS(flags) != plan->inputs || in_mode()) Py_RETURN_NOTIMPLEMENTED;
     int64_t addresses[MOST];
     for (int k = 0; k < plan->inputs; ++k) {
         PyObject *value = values[k];
@@ -74,6 +75,8 @@ static bool read_step(PyObject *data, Step *step) {
         memcpy(step->attribute.value.cluster, cluster, sizeof cluster);
         step->config.attribute_count = 1;
     }
+    step->device = (int32_t)PyLong_AsLong(index);
+    if (PyErr_Occurred()) return false;
     step->stream_index = Py_NewRef(index);
     step->fail = Py_NewRef(fail);
     return true;
@@ -148,7 +151,7 @@ static PyTypeObject *plan_type;
 // table(arguments[, out]): the result, or NotImplemented for a call that Python has to look at.
 static PyObject *table_call(PyObject *self, PyObject *const *args, size_t flags, PyObject *words) {
     Py_ssize_t given_args = PyVectorcall_NARGS(flags);
-    if (words || given_args < 1 || given_args > 2 || !PyTuple_CheckExact(args[0]))
+    if (words || given_args < 1 || given_args > 2 || !PyTuple_CheckExact(args[0]) || in_mode())
         Py_RETURN_NOTIMPLEMENTED;
     PyObject *const *values = &PyTuple_GET_ITEM(args[0], 0);
     Py_ssize_t inputs = PyTuple_GET_SIZE(args[0]);
@@ -242,35 +245,6 @@ static void table_free(PyObject *self) {
 
 // -- the module ----------------------------------------------------------------------------------
 
-// setup(tensor types, strided, empty_like, is_grad_enabled)
-static PyObject *setup(PyObject *, PyObject *args) {
-    PyObject *types, *strided, *like, *enabled;
-    if (!PyArg_ParseTuple(args, "O!OOO", &PyTuple_Type, &types, &strided, &like, &enabled))
-        return nullptr;
-    torch.tensor_types = Py_NewRef(types);
-    torch.strided = Py_NewRef(strided);
-    torch.empty_like = Py_NewRef(like);
-    torch.is_grad_enabled = Py_NewRef(enabled);
-    Py_RETURN_NONE;
-}
-
-// setup_cuda(current stream, five addresses of the driver, whether there are several devices)
-static PyObject *setup_cuda(PyObject *, PyObject *args) {
-    PyObject *stream;
-    unsigned long long at[5];
-    int several;
-    if (!PyArg_ParseTuple(args, "OKKKKKp", &stream, &at[0], &at[1], &at[2], &at[3], &at[4], &several))
-        return nullptr;
-    Py_XSETREF(torch.current_stream, Py_NewRef(stream));
-    driver.launch = (decltype(driver.launch))(uintptr_t)at[0];
-    driver.get_current = (decltype(driver.get_current))(uintptr_t)at[1];
-    driver.set_current = (decltype(driver.set_current))(uintptr_t)at[2];
-    driver.push = (decltype(driver.push))(uintptr_t)at[3];
-    driver.pop = (decltype(driver.pop))(uintptr_t)at[4];
-    driver.several_devices = several;
-    Py_RETURN_NONE;
-}
-
 static void after_fork() { forked = true; }
 
 static PyObject *one_thread(PyObject *, PyObject *) {
@@ -281,6 +255,7 @@ static PyObject *one_thread(PyObject *, PyObject *) {
 static PyMethodDef table_methods[] = {{"remember", table_remember, METH_VARARGS, nullptr}, {}};
 static PyMethodDef functions[] = {{"setup", setup, METH_VARARGS, nullptr},
                                   {"setup_cuda", setup_cuda, METH_VARARGS, nullptr},
+                                  {"setup_tensors", setup_tensors, METH_VARARGS, nullptr},
                                   {"one_thread", one_thread, METH_NOARGS, nullptr},
                                   {}};
 static PyMemberDef plan_members[] = {

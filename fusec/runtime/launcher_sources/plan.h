@@ -5,10 +5,9 @@
 // between calls but what never changes, so threads and nested calls need no locks beyond the GIL.
 #pragma once
 
-#define PY_SSIZE_T_CLEAN
-#include <Python.h>
+#include "tensor.h"
+
 #include <pthread.h>
-#include <stdint.h>
 #include <string.h>
 
 #if defined(__BYTE_ORDER__) && __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__
@@ -21,19 +20,6 @@ namespace fusec {
 constexpr int MOST = 64;
 constexpr int SPARE = 4;  // parameters that Triton adds behind the arguments: null pointers
 
-struct Names {
-    PyObject *data_ptr, *shape, *stride, *dtype, *layout, *is_neg, *requires_grad, *is_cuda, *is_cpu,
-        *get_device;
-};
-
-// What the extension module knows of torch; set once by `setup`.
-struct Torch {
-    PyObject *tensor_types;  // tuple of the classes that are plain tensors
-    PyObject *strided, *empty_like, *is_grad_enabled, *current_stream;
-};
-
-extern Names names;
-extern Torch torch;
 extern bool forked;  // in a child of fork: OpenMP has no threads there
 
 // CUlaunchConfig and CUlaunchAttribute of cuda.h.
@@ -55,7 +41,9 @@ struct LaunchConfig {
 
 // Functions of the CUDA driver; set once by `setup_cuda`.
 struct Driver {
-    int (*launch)(const LaunchConfig *, void *, void **, void **);
+    int (*launch_extended)(const LaunchConfig *, void *, void **, void **);
+    int (*launch_plain)(void *, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned, unsigned,
+                        void *, void **, void **);
     int (*get_current)(void **);
     int (*set_current)(void *);
     int (*push)(void *);
@@ -79,6 +67,7 @@ struct Step {
     void *handle, *context;          // a GPU kernel, with
     LaunchConfig config;
     LaunchAttribute attribute;
+    int32_t device;
     PyObject *stream_index;  // the number of the device
     PyObject *fail;          // called with the driver's code, raises
 };
@@ -88,19 +77,12 @@ struct Plan {
     vectorcallfunc call;
     int inputs, outputs, temporaries, step_count;
     bool reads[MOST];  // inputs that are tensors
-    PyObject *makers;  // for each output and temporary: a tensor like it, or a callable
+    // For each output and temporary: a tensor like it, a callable, or a tuple of a function that
+    // allocates on the current device, its arguments, and a tensor like it for any other device.
+    PyObject *makers;
     PyObject *keep;    // what has to live as long as the plan
     Step *steps;
 };
-
-inline int64_t address_of(PyObject *tensor) {
-    PyObject *found = PyObject_VectorcallMethod(
-        names.data_ptr, &tensor, 1 | PY_VECTORCALL_ARGUMENTS_OFFSET, nullptr);
-    if (!found) return -1;
-    int64_t address = (int64_t)PyLong_AsUnsignedLongLongMask(found);
-    Py_DECREF(found);
-    return address;
-}
 
 // Writes a Python number into a slot, converted as PyTorch converts it; false with an exception.
 inline bool write_scalar(uint64_t *slot, char code, PyObject *value) {
@@ -125,16 +107,32 @@ inline bool write_scalar(uint64_t *slot, char code, PyObject *value) {
     return !PyErr_Occurred();
 }
 
-inline bool launch_cuda(const Step &step, uint64_t *slots) {
+// The current stream of a step's device; false with an exception.
+inline bool stream_of(const Step &step, void **stream) {
+    if (brief.current_stream && !brief.current_stream(step.device, stream)) return true;
     PyObject *found = PyObject_Vectorcall(torch.current_stream, &step.stream_index, 1, nullptr);
     if (!found) return false;
-    void *stream = PyLong_AsVoidPtr(found);
+    *stream = PyLong_AsVoidPtr(found);
     Py_DECREF(found);
-    if (PyErr_Occurred()) return false;
-    LaunchConfig config = step.config;
+    return !PyErr_Occurred();
+}
+
+inline int start(const Step &step, void *stream, void **parameters) {
+    const LaunchConfig &given = step.config;
+    if (!given.attribute_count)
+        return driver.launch_plain(step.handle, given.grid[0], given.grid[1], given.grid[2],
+                                   given.block[0], given.block[1], given.block[2], given.shared,
+                                   stream, parameters, nullptr);
+    LaunchConfig config = given;
     LaunchAttribute attribute = step.attribute;
     config.stream = stream;
-    if (config.attribute_count) config.attributes = &attribute;
+    config.attributes = &attribute;
+    return driver.launch_extended(&config, step.handle, parameters, nullptr);
+}
+
+inline bool launch_cuda(const Step &step, uint64_t *slots) {
+    void *stream = nullptr;
+    if (!stream_of(step, &stream)) return false;
     void *parameters[MOST + SPARE];
     uint64_t zero = 0;
     for (int k = 0; k < step.count; ++k) parameters[k] = &slots[k];
@@ -147,18 +145,18 @@ inline bool launch_cuda(const Step &step, uint64_t *slots) {
         driver.get_current(&current);
         foreign = current != step.context;
     }
-    if (!foreign) code = driver.launch(&config, step.handle, parameters, nullptr);
+    if (!foreign) code = start(step, stream, parameters);
     // Not initialised, invalid context or handle: a thread with no context, or that of a library.
     if (foreign || code == 3 || code == 201 || code == 400) {
         driver.get_current(&current);
         if (!current) {
             // A new thread: the CUDA runtime would make this one current too.
             code = driver.set_current(step.context);
-            if (!code) code = driver.launch(&config, step.handle, parameters, nullptr);
+            if (!code) code = start(step, stream, parameters);
         } else if (current != step.context) {
             code = driver.push(step.context);
             if (!code) {
-                code = driver.launch(&config, step.handle, parameters, nullptr);
+                code = start(step, stream, parameters);
                 driver.pop(&current);
             }
         }
@@ -193,6 +191,20 @@ inline bool run_step(const Step &step, PyObject *const *values, const int64_t *a
     return true;
 }
 
+// A new tensor, as one of the plan's makers says.
+inline PyObject *make(const Plan *plan, PyObject *maker) {
+    if (PyTuple_CheckExact(maker)) {
+        void *current = nullptr, *own = plan->step_count ? plan->steps[0].context : nullptr;
+        if (own && driver.several_devices) driver.get_current(&current);
+        else current = own;
+        if (current == own)
+            return PyObject_Call(PyTuple_GET_ITEM(maker, 0), PyTuple_GET_ITEM(maker, 1), nullptr);
+        maker = PyTuple_GET_ITEM(maker, 2);
+    }
+    if (PyCallable_Check(maker)) return PyObject_CallNoArgs(maker);
+    return PyObject_Vectorcall(torch.empty_like, &maker, 1, nullptr);
+}
+
 // Runs the plan. `addresses` has those of the inputs (anything for numbers) and room for the rest,
 // and with `given`, the caller's own outputs, theirs as well.
 inline PyObject *run(Plan *plan, PyObject *const *values, int64_t *addresses,
@@ -203,9 +215,7 @@ inline PyObject *run(Plan *plan, PyObject *const *values, int64_t *addresses,
     bool good = true;
     for (; given && count < plan->outputs; ++count) made[count] = Py_NewRef(given[count]);
     for (; good && count < total; ++count) {
-        PyObject *maker = PyTuple_GET_ITEM(plan->makers, count);
-        PyObject *tensor = PyCallable_Check(maker) ? PyObject_CallNoArgs(maker)
-                                                   : PyObject_Vectorcall(torch.empty_like, &maker, 1, nullptr);
+        PyObject *tensor = make(plan, PyTuple_GET_ITEM(plan->makers, count));
         if (!tensor) break;
         made[count] = tensor;
         addresses[plan->inputs + count] = address_of(tensor);
