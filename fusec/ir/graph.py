@@ -125,3 +125,17 @@ def substitute_outputs(graph: Graph, done: Mapping[Node, Node]) -> Graph:
     """The graph with each output node replaced by its image in ``done``."""
     outputs = tuple(replace(o, node=done[o.node]) for o in graph.outputs)
     return replace(graph, outputs=outputs)
+
+
+def without_twins(graph: Graph) -> Graph:
+    """``graph`` with each ``gradient_as`` replaced by its value: what is left when no gradient will
+    be asked for.
+    """
+    return rebuild(graph, _value_alone)
+
+
+def _value_alone(node: Node) -> Node:
+    """The value of a ``gradient_as``, unless it has to be broadcast."""
+    if node.op.name != "gradient_as" or node.args[0].type != node.type:
+        return node
+    return node.args[0]
