@@ -20,6 +20,7 @@ from fusec.runtime.prepared import CallPlan, Prepared, made, ready
 
 if TYPE_CHECKING:
     from fusec.passes.simplify import Numerics
+    from fusec.runtime.autograd import Step
     from fusec.runtime.recipe import Built
     from fusec.runtime.specialize import Argument, Specialization, Variant
 
@@ -103,11 +104,13 @@ class CompiledFunction:
         self._backend = backend
         self._specials: dict[tuple[object, ...], Specialization] = {}
         self._memo: dict[tuple[object, ...], Prepared] = {}
+        self._steps: dict[tuple[object, ...], Step] = {}
         self._once = OncePerKey()
         self._kinds: set[str] = set()  # classes of arguments that have been counted
         self._recalled: dict[str, Built] = {}  # kernels of recipes, until there is a plan
         self._recipes_left = recipe.LIMIT
         self._fast: Any = None  # the launcher's table of calls, once there is one
+        self._levels: Any = None  # torch.autograd.forward_ad, from then on
         self.__name__ = formula.name
 
     # -- what it is -------------------------------------------------------------------------------
@@ -150,10 +153,11 @@ class CompiledFunction:
 
         Inputs are tensors, NumPy arrays (then the results are arrays) or Python numbers. ``out``
         takes the result: a tensor, or a tuple of them, of the right shape, type and device; it may
-        share memory with an input.
+        share memory with an input. Tensors that require grad get gradients, of any order, in
+        their own type; ``out`` is refused then.
         """
         fast = self._fast
-        if fast is not None and not named:
+        if fast is not None and not named and self._levels._current_level < 0:
             result = fast(args) if out is None else fast(args, out)
             if result is not NotImplemented:
                 return result
@@ -163,6 +167,10 @@ class CompiledFunction:
             else self._by_name(args, named)
         )
         call = Call(self._formula, values, out, self._backend)
+        if call.tracked:
+            from fusec.runtime.autograd import run_tracked
+
+            return run_tracked(call, self._steps, self._specialization)
         prepared = self._memo.get(call.key)
         if prepared is None:
             prepared = self._prepared(call)
@@ -181,6 +189,9 @@ class CompiledFunction:
         if plan is None:
             return
         if self._fast is None:
+            import torch
+
+            self._levels = torch.autograd.forward_ad  # the launcher does not see tangents
             self._fast = module.Table()
         if call.outs is None:
             self._fast.remember(args, plan)
@@ -191,9 +202,14 @@ class CompiledFunction:
         """A prepared call for inputs of these shapes, strides and types: the least work per call.
 
         The bound call takes tensors like the ones given (or nothing: then those) in the order of
-        the inputs, does not look at them again, and returns fresh outputs.
+        the inputs, does not look at them again, and returns fresh outputs, without gradients:
+        UnsupportedError where an input requires grad.
         """
         call = Call(self._formula, self._by_name(args, named), None, self._backend)
+        if call.tracked:
+            from fusec.runtime.autograd import refuse_bound
+
+            refuse_bound()
         return BoundCall(self._prepared(call), call)
 
     def _by_name(self, args: Sequence[Any], named: dict[str, Any]) -> list[Any]:
@@ -303,8 +319,9 @@ class CompiledFunction:
     # -- looking ----------------------------------------------------------------------------------
 
     def show(self, stage: str = "triton", *example_inputs: Any, target: str | None = None) -> str:
-        """The formula at ``stage``: formula graph plan kernel triton cpp ttir ttgir llir ptx sass
-        amdgcn.
+        """The formula at ``stage``: formula grad explain graph plan kernel triton cpp ttir ttgir
+        llir ptx sass amdgcn. ``grad`` is the gradient as a formula, ``explain`` says what it starts
+        from and why.
 
         ``example_inputs`` (tensors, also on the meta device) fix types and layouts; without them
         every input is a float32 matrix of 4096 x 4096. ``target`` (``sm_90``, ``gfx942``) needs no

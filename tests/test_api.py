@@ -286,15 +286,16 @@ def test_types_and_devices_that_are_not_supported() -> None:
         fusec.compile("x + 1", backend="cpp")(torch.ones(2, device="meta"))
 
 
-def test_gradients_are_refused_in_words() -> None:
+def test_without_gradients_nothing_is_recorded() -> None:
     function = fusec.compile("x * 2")
     x = torch.ones(3, requires_grad=True)
-    with pytest.raises(UnsupportedError, match="requires grad"):
-        function(x)
     with torch.no_grad():
         same(function(x), torch.full((3,), 2.0))
     same(function(x.detach()), torch.full((3,), 2.0))
-    same(function(torch.nn.Parameter(torch.ones(3), requires_grad=False)), torch.full((3,), 2.0))
+    plain = function(torch.nn.Parameter(torch.ones(3), requires_grad=False))
+    same(plain, torch.full((3,), 2.0))
+    assert not plain.requires_grad
+    assert function._steps == {}
 
 
 @pytest.mark.gpu

@@ -33,6 +33,7 @@ BY_HAND = {
     "rec-many-shapes": "tests/test_api.py",
     "cache-multiprocess": "tests/runtime/test_cache.py",
     "cache-publish-atomic": "tests/runtime/test_cache.py",
+    "ag-forward-mode": "tests/test_autograd.py",
 }
 # Lines about traced functions whose meaning a formula has as well.
 AS_FORMULA = {
@@ -88,9 +89,8 @@ RUNNER = _runner()
 
 def _marks(case: dict[str, Any], backend: str) -> list[Any]:
     issue, traced = case["issue"], case["dsl"] is None
-    gradient = case["expect"].get("grads") is not None or case["id"] == "ag-forward-mode"
-    if traced or gradient:
-        if case["expect"].get("error_ok") or case["id"] in ("inst-lazy-import", "ag-forward-mode"):
+    if traced:
+        if case["expect"].get("error_ok") or case["id"] == "inst-lazy-import":
             return [pytest.mark.skip(reason=issue)]
         return [pytest.mark.xfail(strict=True, raises=_Refused, reason=issue)]
     if case.get("heavy") and not HEAVY:

@@ -233,6 +233,7 @@ INTEGER_OPS: dict[str, Callable[[int, int, torch.dtype], int | bool]] = {
     "remainder": lambda a, b, t: a % b if b else 0,
     "fmod": lambda a, b, t: int(math.copysign(1, a)) * (abs(a) % abs(b)) if b else 0,
     "pow": integer_power,
+    "gradient_as": lambda a, b, t: a,
     "maximum": lambda a, b, t: max(a, b),
     "minimum": lambda a, b, t: min(a, b),
     "bit_and": lambda a, b, t: a & b,

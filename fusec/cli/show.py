@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from fusec.api import CompiledFunction
 
 STAGES = (
-    "formula", "graph", "plan", "kernel", "triton", "cpp", "ttir", "ttgir", "llir", "ptx", "sass",
-    "amdgcn",
+    "formula", "grad", "explain", "graph", "plan", "kernel", "triton", "cpp", "ttir", "ttgir",
+    "llir", "ptx", "sass", "amdgcn",
 )  # fmt: skip
 _ALL = "all"
 

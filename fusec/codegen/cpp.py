@@ -169,7 +169,25 @@ class _Printer(Statements):
             return
         with self.threads() as share:
             self.writer.line(share)
-            self._row_loop()
+            if self.kernel.columns:
+                self._blocks_of_rows()
+            else:
+                self._row_loop()
+
+    def _blocks_of_rows(self) -> None:
+        """Blocks of rows, each with its sums over them; how many there are depends on the rows."""
+        line, sums = self.writer.line, self.kernel.columns
+        with self.loop("program", "chunks"):
+            for each in sums:
+                line(f"fusec::zero({each.lanes}, cols);")
+            line("const int64_t row_end = fusec::minimum((program + 1) * share, rows);")
+            with self.loop("row", "row_end", "program * share"):
+                self.statements(self.kernel.body)
+            line("// store the sums over the rows")
+            with self.loop("col", "cols"):
+                for each in sums:
+                    place = f"{each.access.buffer}[{self.address(each.access)}]"
+                    line(f"{place} = {each.lanes}.data[col];")
 
     def _row_loop(self) -> None:
         with self.loop("row", "rows"):

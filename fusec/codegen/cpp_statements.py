@@ -14,6 +14,7 @@ from fusec.codegen.cpp_dialect import Cpp
 from fusec.codegen.kernel import (
     Access,
     Accumulate,
+    AddColumns,
     Apply,
     Comment,
     Expr,
@@ -60,12 +61,13 @@ class Statements:
     @contextmanager
     def threads(self) -> Iterator[str]:
         """The threads, each with its buffers if there are any; yields what shares a loop out."""
-        if not self.kernel.kept and not self.kernel.blocks:
+        kept = (*self.kernel.kept, *((s.lanes, s.dtype) for s in self.kernel.columns))
+        if not kept and not self.kernel.blocks:
             yield PARALLEL
             return
         self.writer.line("#pragma omp parallel num_threads(threads)")
         with self.writer.block("{", "}"):
-            for name, dtype in self.kernel.kept:
+            for name, dtype in kept:
                 self.writer.line(f"const fusec::Row<{dtype.cpp}> {name}(cols);")
             for name, dtype in self.kernel.blocks:
                 self.writer.line(f"fusec::Block<{dtype.cpp}> {name};")
@@ -139,12 +141,11 @@ class Statements:
             if statement.block:
                 element = f"{statement.block}.data[lane]"
             self.writer.assign(element, f"{value};")
-        elif isinstance(statement, Accumulate):
+        elif isinstance(statement, (Accumulate, AddColumns)):
             self.accumulate(statement)
         elif isinstance(statement, Keep):
-            self.writer.line(
-                f"{statement.buffer}.data[col] = {self.dialect.text(statement.value)};"
-            )
+            value = self.dialect.text(statement.value)
+            self.writer.line(f"{statement.buffer}.data[col] = {value};")
         elif isinstance(statement, Recall):
             self.define(statement.name, statement.dtype, f"{statement.buffer}.data[col]")
         elif isinstance(statement, Sweep):
@@ -177,7 +178,11 @@ class Statements:
         narrow = storage.is_float and storage.bits < 32
         return f"fusec::store<{storage.cpp}>({text})" if narrow else text
 
-    def accumulate(self, statement: Accumulate) -> None:
+    def accumulate(self, statement: Accumulate | AddColumns) -> None:
+        if isinstance(statement, AddColumns):
+            added = self.dialect.text(statement.value)
+            self.writer.line(f"{statement.sums.lanes}.data[col] += {added};")
+            return
         accumulator = statement.accumulator
         assert accumulator.op.combine is not None
         kind = accumulator.accumulate

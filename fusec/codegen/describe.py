@@ -9,6 +9,7 @@ from __future__ import annotations
 from fusec.codegen.kernel import (
     Access,
     Accumulate,
+    AddColumns,
     Apply,
     Combine,
     Comment,
@@ -86,8 +87,16 @@ def _statement(statement: Stmt) -> str:
             return f"{name} = {op.name} {_text(value)}"
         case Combine(name=name, op=op, access=access):
             return f"{name} = {op.name} of the parts at {_address(access)}"
+    return _running(statement)
+
+
+def _running(statement: Stmt) -> str:
+    """A statement that remembers something beyond a tile or a row."""
+    match statement:
         case Accumulate(accumulator=accumulator, value=value):
             return f"{accumulator.lanes} {accumulator.op.name}= {_text(value)}"
+        case AddColumns(sums=sums, value=value):
+            return f"{sums.lanes} sum= {_text(value)}, over the rows of the program"
         case Keep(buffer=buffer, value=value):
             return f"keep {buffer} = {_text(value)}"
         case Recall(name=name, buffer=buffer):

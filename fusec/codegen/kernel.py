@@ -231,6 +231,23 @@ class Recall:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
+class AddColumns:
+    """Add ``value`` to the running sums over the rows of a program, one sum for each column."""
+
+    sums: ColumnSums
+    value: Expr
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class ColumnSums:
+    """Sums over the rows of a program, which it stores at ``access`` when they are over."""
+
+    lanes: str
+    dtype: DType
+    access: Access
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Sweep:
     """A loop over the tiles of a row, from the last to the first where ``backwards``: what an
     earlier sweep has read last is still in the cache.
@@ -246,7 +263,8 @@ class Sweep:
 
 
 Stmt: TypeAlias = (
-    "Comment | Let | Start | Load | Store | Reduce | Combine | Accumulate | Keep | Recall | Sweep"
+    "Comment | Let | Start | Load | Store | Reduce | Combine | Accumulate | AddColumns | Keep"
+    " | Recall | Sweep"
 )
 
 
@@ -296,6 +314,7 @@ class Config:
     prefetch: bool = False  # fetch the next row while this one is worked on
     lanes_along_rows: bool = False  # the contiguous axis is the row axis (column reductions)
     stream: bool = False  # results go to memory past the caches
+    chunks: int = 1  # programs, each with a block of the rows, that also sum columns over them
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -331,6 +350,7 @@ class Kernel:
     blocks: tuple[tuple[str, DType], ...] = ()  # results on their way past the caches
     ahead: tuple[Access, ...] = ()  # of which the next block is fetched while one is computed
     divided: bool = False  # a program works on one of ``config.splits`` parts of its rows
+    columns: tuple[ColumnSums, ...] = ()  # sums over the rows of each program
     flushes: bool = False  # functions may take subnormal numbers for 0
     header: tuple[str, ...] = ()
     origin: dict[str, str] = field(default_factory=dict, hash=False, compare=False)

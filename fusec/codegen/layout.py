@@ -101,7 +101,8 @@ def region_nodes(region: Region) -> list[Node]:
     stop = {node for _, node in region.reads}
     order: list[Node] = []
     seen: set[Node] = set()
-    stack: list[tuple[Node, bool]] = [(root.node, False) for root in reversed(region.roots)]
+    roots = [*(root.node for root in region.roots), *(node for _, node in region.columns)]
+    stack: list[tuple[Node, bool]] = [(node, False) for node in reversed(roots)]
     while stack:
         node, ready = stack.pop()
         if ready:
@@ -119,7 +120,7 @@ def region_nodes(region: Region) -> list[Node]:
 def _used_directly(region: Region) -> set[Node]:
     """Nodes that are an argument of something other than a gather from them, or a root."""
     stop = {node for _, node in region.reads}
-    used = {root.node for root in region.roots}
+    used = {root.node for root in region.roots} | {node for _, node in region.columns}
     for node in region_nodes(region):
         if node in stop:
             continue
@@ -129,7 +130,7 @@ def _used_directly(region: Region) -> set[Node]:
 
 def pinned_axes(region: Region) -> frozenset[int]:
     """Negative axes whose position the formula asks for: they are not merged with others."""
-    nodes = toposort(root.node for root in region.roots)
+    nodes = toposort([*(r.node for r in region.roots), *(node for _, node in region.columns)])
     return frozenset(
         int(str(n.attribute("axis"))) for n in nodes if n.op.name == "index" and n.shape[0] != 1
     )

@@ -56,6 +56,7 @@ def lower(job: Job) -> Kernel:
         blocks=tuple(values.blocks),
         ahead=_ahead(values, body) if job.config.prefetch and not rows else (),
         divided=sweeps.divided,
+        columns=tuple(sweeps.columns),
         flushes=_may_flush(values),
         header=_header(values),
         origin={"region": job.region.name, "kind": job.region.kind, "reason": job.region.reason},
@@ -90,6 +91,10 @@ def _sizes(values: Values) -> tuple[Size, ...]:
     main: tuple[str, ...] = ("n",) if job.form is Form.FLAT else ("rows", "cols")
     if job.part:
         main = ("rows", "cols", "chunk")
+    elif job.region.columns:
+        main = (
+            ("rows", "cols", "share") if job.target.masks else ("rows", "cols", "share", "chunks")
+        )
     elif job.form is Form.ROWS and job.target.masks and job.config.block_rows == 1:
         main = ("cols",)
     for name in main:

@@ -36,6 +36,9 @@ def part_buffer(region: Region, position: int) -> str:
     return f"{region.name} part {position}"
 
 
+_FIXED = ("n", "rows", "cols", "chunk", "share", "chunks")  # sizes that keep their names
+
+
 @dataclass(slots=True)
 class Parameters:
     """What a lowering has asked for so far; each parameter is made at its first use."""
@@ -58,9 +61,7 @@ class Parameters:
     def size(self, name: str, *source: str | int) -> str:
         """The name of the size or stride parameter that ``source`` describes."""
         if source not in self.sizes:
-            self.sizes[source] = Size(
-                name if name in ("n", "rows", "cols", "chunk") else self.names.user(name), source
-            )
+            self.sizes[source] = Size(name if name in _FIXED else self.names.user(name), source)
         return self.sizes[source].name
 
     def variable(self, side: str, position: int) -> str:
@@ -107,6 +108,16 @@ class Parameters:
         self.touched.add(key)
         which = "split" if written else "part"
         terms = (Term(which, self.size("rows", "rows")), Term("row", 1))
+        return Access(self.pointers[key].name, terms)
+
+    def column_access(self, buffer: str, node: Node) -> Access:
+        """Where a program stores what it has added up over its rows."""
+        key = (buffer, True)
+        if key not in self.pointers:
+            label = self.names.user(f"{buffer}_ptr")
+            self.pointers[key] = Pointer(label, accumulated(node), True, buffer)
+        self.touched.add(key)
+        terms = (Term("program", self.size("cols", "cols")), Term("col", 1))
         return Access(self.pointers[key].name, terms)
 
     def mask(self, level: Level) -> Level:

@@ -26,6 +26,8 @@ FULL_GRID = 2048  # programs that keep any present GPU busy
 BUSY_ROWS = 512  # rows that do so by themselves
 ANY_ROWS = 1 << 14  # what stands for any number of rows where that number must not matter
 SMALLEST_BLOCK = 64
+LEAST_SHARE = 8  # rows to a program that also sums over them
+TRITON_CHUNKS, CPP_CHUNKS = 256, 32  # such programs: each leaves a row of sums for another kernel
 SHORT_COLUMN = 512  # elements reduced along a strided axis that one program takes
 ELEMENTS_PER_PROGRAM = 2048  # of 16 bits; half as many of 32
 PREFETCH_COLUMNS = 32768  # the next row has to fit the cache beside this one
@@ -134,6 +136,28 @@ def _is_tile(operand: int, arrangement: Arrangement) -> bool:
     return any(strides[rows:]) and (any(strides[:rows]) or not rows)
 
 
+def row_chunks(rows: int, backend: str) -> int:
+    """How many blocks the rows go in where sums over them are taken along: enough to fill the
+    machine. It depends on the rows alone, so the sums do not change from one machine to the next.
+    """
+    return min(rows // LEAST_SHARE, CPP_CHUNKS if backend == "cpp" else TRITON_CHUNKS)
+
+
+def takes_columns(config: Config, arrangement: Arrangement, columns: int, backend: str) -> bool:
+    """Whether a kernel of rows can take ``columns`` sums over its rows along: it sees whole rows,
+    one by one, and there are registers for the sums beside those for a row.
+    """
+    layout = arrangement.layout
+    if len(layout.rows) != 1 or len(layout.cols) != 1 or config.lanes_along_rows:
+        return False
+    if row_chunks(arrangement.rows, backend) < 2:
+        return False
+    if backend == "cpp":
+        return True
+    held = config.block_cols * 4 * (2 + columns)
+    return config.resident and config.block_rows == 1 and held <= RESIDENT_BYTES
+
+
 def _cover(columns: int, least: int = SMALLEST_BLOCK) -> int:
     """The smallest power of two that holds ``columns``, and ``least``."""
     return max(least, 1 << max(0, columns - 1).bit_length())
@@ -142,7 +166,7 @@ def _cover(columns: int, least: int = SMALLEST_BLOCK) -> int:
 def _rows_contiguous(arrangement: Arrangement) -> bool:
     """Whether memory runs along the rows:
 
-    Some operand steps by 1 there, and none along the columns.
+    Some operand steps by 1 there, and none that varies along both does along the columns.
     """
     rows = len(arrangement.layout.rows)
     along_rows = any(
@@ -150,7 +174,7 @@ def _rows_contiguous(arrangement: Arrangement) -> bool:
         for s in arrangement.layout.strides
         if rows
     )
-    along_cols = any(s[-1] == 1 for s in arrangement.layout.strides if len(s) > rows)
+    along_cols = any(s[-1] == 1 and any(s[:rows]) for s in arrangement.layout.strides)
     return along_rows and not along_cols
 
 

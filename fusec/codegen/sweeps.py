@@ -13,7 +13,9 @@ from fusec.codegen.kernel import (
     Access,
     Accumulate,
     Accumulator,
+    AddColumns,
     Apply,
+    ColumnSums,
     Combine,
     Convert,
     Expr,
@@ -49,6 +51,7 @@ class Sweeps:
     values: Values
     kept: dict[Node, str] = field(default_factory=dict)
     divided: bool = False
+    columns: list[ColumnSums] = field(default_factory=list)
     _stage: dict[Node, int] = field(default_factory=dict)
     _pairs: dict[Node, Pair] = field(default_factory=dict)  # by their second reduction
     _done: set[Node] = field(default_factory=set)
@@ -63,6 +66,8 @@ class Sweeps:
         for root in values.job.region.roots:
             if values.varies(root.node):
                 stores.setdefault(self._stage[root.node] + 1, []).append(root)
+        if values.job.region.columns:
+            stores.setdefault(last + 1, [])
         needed = self._plan_sweeps(reductions, stores, last)
         outside = [n for n in values.nodes if not values.varies(n)]
         body = Body()
@@ -181,6 +186,8 @@ class Sweeps:
         for sweep in range(1, last + 2):
             roots = [self._reduced(n) for n in reductions if self._stage[n] == sweep]
             roots += [r.node for r in stores.get(sweep, [])]
+            if sweep == last + 1:
+                roots += [node for _, node in self.values.job.region.columns]
             found, recalled = self._columns(roots, computed & costly)
             for node in self.values.nodes:
                 if node in recalled and node not in self.kept:
@@ -245,6 +252,7 @@ class Sweeps:
         running = [self._reduce(node, fresh) for node in alone]
         stored: list[Stmt] = []
         values.store(stores, fresh, stored)
+        stored += self._add_columns(reductions)
         if resident:
             body.straight(_title(values, reductions, []) or "compute", fresh)
             return stored
@@ -262,6 +270,19 @@ class Sweeps:
             pair.finish(ends)
         body.add(_title(values, reductions, stores), [*starts, loop, *ends])
         return []
+
+    def _add_columns(self, reductions: list[Node]) -> list[Stmt]:
+        """What this row adds to the sums over rows, in the sweep that stores: the last one."""
+        if reductions:
+            return []
+        found: list[Stmt] = []
+        for buffer, node in self.values.job.region.columns:
+            kind = accumulated(node)
+            lanes = self.values.names.user(f"{buffer}_lanes")
+            sums = ColumnSums(lanes, kind, self.values.column_access(buffer, node))
+            self.columns.append(sums)
+            found.append(AddColumns(sums, self.values.at_hand[node]))
+        return found
 
     def _ahead(self, reductions: list[Node], loads: list[Stmt]) -> tuple[Access, ...]:
         """What to fetch of the next row: the first sweep waits for memory, a later one computes."""

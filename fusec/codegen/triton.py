@@ -13,6 +13,7 @@ from fusec.codegen.kernel import (
     Access,
     Accumulate,
     Accumulator,
+    AddColumns,
     Apply,
     Combine,
     Comment,
@@ -142,7 +143,10 @@ class _Printer:
             opening = "):"
         with writer.block(opening):
             self._indices(writer)
-            self._statements(self.kernel.body, writer)
+            if self.kernel.columns:
+                self._block_of_rows(writer)
+            else:
+                self._statements(self.kernel.body, writer)
         return writer.text()
 
     @property
@@ -203,6 +207,21 @@ class _Printer:
         levels = Level.ROW if form is Form.ROWS and not self.kernel.config.resident else Level.TILE
         self._variables(levels, writer)
 
+    def _block_of_rows(self, writer: Writer) -> None:
+        """The rows of a program one after the other, and the sums over them."""
+        body = self.kernel.body
+        alike = [s for s in body if isinstance(s, Load) and s.level is Level.COL and not s.guards]
+        self._statements(tuple(alike), writer)
+        for sums in self.kernel.columns:
+            _line(writer, f"{sums.lanes} = tl.zeros([BLOCK], tl.{sums.dtype.triton})")
+        last = "tl.minimum((program + 1) * share, rows)"
+        with writer.block(f"for row in range(program * share, {last}):"):
+            self._statements(tuple(s for s in body if s not in alike), writer)
+        writer.line("# store the sums over the rows")
+        mask = "" if self.kernel.config.even else f", mask={self._col_mask}"
+        for sums in self.kernel.columns:
+            _line(writer, f"tl.store({self._address(sums.access)}, {sums.lanes}{mask})")
+
     def _row_index(self, program: str, writer: Writer) -> None:
         """The row or rows of a program, and where several share them its part of the columns."""
         kernel = self.kernel
@@ -211,7 +230,9 @@ class _Printer:
         if kernel.divided:
             writer.line(f"program = {program}")
             program = "program // SPLITS"
-        if self._flat_rows:
+        if kernel.columns:
+            writer.line(f"program = {program}")
+        elif self._flat_rows:
             writer.line(f"row = {program}")
         else:
             writer.line(f"row = {program} * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]")
@@ -261,7 +282,7 @@ class _Printer:
                 mask = ", mask=row_mask, other=0" if Level.ROW in statement.mask else ""
                 parts = f"tl.load({self._address(statement.access)}{mask})"
                 _line(writer, f"{statement.name} = {self._combine(statement.op, parts)}")
-            elif isinstance(statement, Accumulate):
+            elif isinstance(statement, (Accumulate, AddColumns)):
                 self._accumulate(statement, writer)
             elif isinstance(statement, Sweep):
                 self._sweep(statement, writer)
@@ -311,7 +332,10 @@ class _Printer:
         assert isinstance(form, Template)
         return form.text.format(value, axis="0" if self._flat_rows else "1, keep_dims=True")
 
-    def _accumulate(self, statement: Accumulate, writer: Writer) -> None:
+    def _accumulate(self, statement: Accumulate | AddColumns, writer: Writer) -> None:
+        if isinstance(statement, AddColumns):
+            _line(writer, f"{statement.sums.lanes} += {self._dialect.text(statement.value)}")
+            return
         accumulator = statement.accumulator
         assert accumulator.op.combine is not None
         kind = accumulator.accumulate

@@ -9,6 +9,7 @@ from collections.abc import Iterable
 
 from fusec.codegen.kernel import (
     Accumulate,
+    AddColumns,
     Apply,
     Convert,
     Expr,
@@ -30,7 +31,7 @@ def dtype_of(statement: Let | Load) -> DType:
 
 
 def _expressions(statement: Stmt) -> list[Expr]:
-    if isinstance(statement, (Let, Store, Accumulate, Keep)):
+    if isinstance(statement, (Let, Store, Accumulate, AddColumns, Keep)):
         return [statement.value]
     if isinstance(statement, Load):
         return list(statement.guards)

@@ -62,6 +62,9 @@ class Values(Parameters):
         for root in region.roots:
             self._uses[root.node] += 1
             self._bare.add(root.node)
+        for _, node in region.columns:
+            self._uses[node] += 1
+            self._bare.add(node)
         for node in self.nodes:
             self.levels[node] = self._level(node)
             for argument in () if node in self.reads else node.args:

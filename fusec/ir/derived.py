@@ -1,7 +1,8 @@
 """Named composites (gelu, softmax, layer norm ...), written once, in the language itself.
 
-A row holds the parameters, a doc line, the body and the PyTorch function it agrees with. Here the
-bodies are text: ``frontend/resolve`` parses one when a formula first uses it and expands it in
+A row holds the parameters, a doc line, the body and the PyTorch function it agrees with, also in
+its gradient: where the body has another one at a kink, ``gradient_as`` says which is meant. Here
+the bodies are text: ``frontend/resolve`` parses one when a formula first uses it and expands it in
 place, so every backend gets every row. A name may have several rows, which differ in their
 parameters; the first that fits a call is meant.
 
@@ -85,9 +86,11 @@ _ROWS: tuple[Derived, ...] = (
     Derived("gelu_tanh", "x", "gelu in its tanh approximation",
             "0.5 * x * (1 + tanh(0.7978845608028654 * (x + 0.044715 * x * x * x)))"),
     # `where` and not `maximum`: it leaves NaN and -0.0 alone in every backend.
-    Derived("relu", "x", "x where positive, else 0", "where(x < 0, cast_like(0, x), x)", "relu"),
+    Derived("relu", "x", "x where positive, else 0",
+            "gradient_as(where(x < 0, cast_like(0, x), x), where(x <= 0, cast_like(0, x), x))",
+            "relu"),
     Derived("relu2", "x", "square of relu", "r = relu(x); r * r"),
-    Derived("relu6", "x", "x within 0 and 6", "clamp(x, 0, 6)", "F.relu6"),
+    Derived("relu6", "x", "x within 0 and 6", "hardtanh(x, 0, 6)", "F.relu6"),
     Derived("leaky_relu", "x, slope=0.01", "x where positive, else slope times x",
             "where(x > 0, x, x * slope)", "F.leaky_relu"),
     Derived("elu", "x, alpha=1", "x where positive, else alpha (exp(x) - 1)",
@@ -101,11 +104,13 @@ _ROWS: tuple[Derived, ...] = (
     Derived("softplus", "x, beta, threshold=20", "softplus that is sharper by beta",
             "where(x * beta > threshold, x, log1p(exp(x * beta)) / beta)", "F.softplus"),
     Derived("mish", "x", "x tanh(softplus(x))", "x * tanh(softplus(x))", "F.mish"),
-    Derived("hardtanh", "x, lo=-1, hi=1", "x within lo and hi", "clamp(x, lo, hi)", "F.hardtanh"),
+    # Unlike clamp it has no gradient at its bounds.
+    Derived("hardtanh", "x, lo=-1, hi=1", "x within lo and hi", """
+        gradient_as(clamp(x, lo, hi), where(x <= lo, lo, where(x >= hi, hi, x)))""", "F.hardtanh"),
     Derived("hardsigmoid", "x", "sigmoid in straight lines",
-            "clamp(x + 3, 0, 6) / 6", "F.hardsigmoid", widens=True),
+            "hardtanh(x + 3, 0, 6) / 6", "F.hardsigmoid", widens=True),
     Derived("hardswish", "x", "silu in straight lines",
-            "x * clamp(x + 3, 0, 6) / 6", "F.hardswish", widens=True),
+            "x * hardtanh(x + 3, 0, 6) / 6", "F.hardswish", widens=True),
     Derived("softsign", "x", "x / (1 + abs(x))", "x / (1 + abs(x))", "F.softsign"),
     Derived("tanhshrink", "x", "x - tanh(x)", "x - tanh(x)", "F.tanhshrink"),
     # x * 0 and not 0 within the limits: NaN stays NaN.
@@ -129,9 +134,13 @@ _ROWS: tuple[Derived, ...] = (
     Derived("isfinite", "x", "whether x is neither infinite nor NaN",
             "x == x and x != inf and x != -inf", "isfinite"),
     Derived("clamp", "x, lo, hi", "x within lo and hi; hi wins where they cross, NaN wins over all",
-            "minimum(maximum(x, lo), hi)", "clamp"),
-    Derived("clamp_min", "x, lo", "x, at least lo", "maximum(x, lo)", "clamp_min"),
-    Derived("clamp_max", "x, hi", "x, at most hi", "minimum(x, hi)", "clamp_max"),
+            """
+        inside = where(x < lo and lo <= hi, lo, where(x <= hi and lo <= hi, x, hi))
+        gradient_as(minimum(maximum(x, lo), hi), inside)""", "clamp"),
+    Derived("clamp_min", "x, lo", "x, at least lo",
+            "gradient_as(maximum(x, lo), where(x >= lo, x, lo))", "clamp_min"),
+    Derived("clamp_max", "x, hi", "x, at most hi",
+            "gradient_as(minimum(x, hi), where(x <= hi, x, hi))", "clamp_max"),
     Derived("lerp", "a, b, w", "a at w = 0, b at w = 1, straight between",
             "d = b - a; where(abs(w) < 0.5, a + w * d, b - d * (1 - w))", "lerp",
             widens=True),
@@ -143,7 +152,10 @@ _ROWS: tuple[Derived, ...] = (
     Derived("sinc", "x", "sin(pi x) / (pi x); 1 at 0",
             "where(x == 0, 1, sin(pi * x) / (pi * x))", "sinc"),
     Derived("xlogy", "a, b", "a log(b); 0 where a is 0 and b is not NaN",
-            "where(b != b, nan, where(a == 0, 0, a * log(b)))", "xlogy"),
+            """
+        product = a * log(b)
+        value = where(b != b, nan, where(a == 0, 0, product))
+        gradient_as(value, where(a == 0 and b <= 0, 0, product))""", "xlogy"),
     Derived("logaddexp", "a, b", "log(exp(a) + exp(b)) without overflow",
             "where(a == b and isinf(a), a, maximum(a, b) + log1p(exp(-abs(a - b))))", "logaddexp",
             widens=True),
@@ -157,7 +169,9 @@ _ROWS: tuple[Derived, ...] = (
         sum(d * d, axis=axis) / maximum(size(x, axis) - correction, 0)""", "var",
             reduction=True, floats_only=True),
     Derived("std", _SPREAD, "square root of var",
-            "sqrt(var(x, axis=axis, correction=correction))", "std",
+            """
+        deviation = sqrt(var(x, axis=axis, correction=correction))
+        gradient_as(deviation, where(deviation == 0, 0, deviation))""", "std",
             reduction=True, floats_only=True),
     Derived("any", _AXIS, "whether any element is not 0",
             "max(u8(x != 0), axis=axis) != 0", "any", reduction=True),
@@ -179,7 +193,9 @@ _ROWS: tuple[Derived, ...] = (
         log(sum(exp(x - safe), axis=axis)) + safe""", "logsumexp", reduction=True, widens=True),
     Derived("norm_1", _AXIS, "sum of absolute values", "sum(abs(x), axis=axis)",
             reduction=True, floats_only=True),
-    Derived("norm_2", _AXIS, "square root of the sum of squares", "sqrt(sum(x * x, axis=axis))",
+    Derived("norm_2", _AXIS, "square root of the sum of squares", """
+        length = sqrt(sum(x * x, axis=axis))
+        gradient_as(length, where(length == 0, 0, length))""",
             reduction=True, floats_only=True),
     Derived("norm_inf", _AXIS, "largest absolute value", "max(abs(x), axis=axis)",
             reduction=True, floats_only=True, nonempty=True),
@@ -195,7 +211,7 @@ _ROWS: tuple[Derived, ...] = (
     Derived("cross_entropy", "x, t", "minus the log-probability of class t; x are logits",
             "logsumexp(x) - x[t]"),
     Derived("entropy", _AXIS, "entropy of softmax(x)", """
-        d = x - max(x, axis=axis)
+        d = x - gradient_as(max(x, axis=axis), cast_like(0, x))
         e = exp(d)
         s = sum(e, axis=axis)
         log(s) - sum(where(e == 0, 0, e * d), axis=axis) / s""", reduction=True, widens=True),

@@ -28,19 +28,26 @@ Array: TypeAlias = "Tensor | int | float | bool"
 
 
 def evaluate(
-    graph: Graph, arrays: Mapping[str, Array], torch: ModuleType, precision: str | None = None
+    graph: Graph,
+    arrays: Mapping[str, Array],
+    torch: ModuleType,
+    precision: str | None = None,
+    *,
+    track: bool = False,
+    known: Mapping[str, int] | None = None,
 ) -> list[Tensor]:
     """The outputs of ``graph``, fresh and squeezed, for inputs by name; scalar inputs are numbers.
 
     With ``precision="float64"`` float outputs are float64, and casts round only where the formula
-    asks for a type that is narrower than its operand. Raises ShapeError where shapes do not agree
-    with each other or with the graph, or where a maximum runs over an axis of length 0.
+    asks for a type that is narrower than its operand. ``track`` lets PyTorch record the operations
+    for its own gradients. ``known`` has lengths that no input shows. Raises ShapeError where shapes
+    disagree with each other or with the graph, or where a maximum runs over an axis of length 0.
     """
     if precision not in (None, "float64"):
         raise FusecError(f"precision must be None or 'float64', not {precision!r}")
-    sizes = lengths(graph.inputs, arrays)
+    sizes = {**(known or {}), **lengths(graph.inputs, arrays)}
     check_nonempty(graph, sizes)
-    run = _Run(torch, arrays, sizes, precision == "float64")
+    run = _Run(torch, arrays, sizes, precision == "float64", track)
     return run.outputs(graph)
 
 
@@ -81,8 +88,14 @@ class _Run:
     """One evaluation."""
 
     def __init__(
-        self, torch: ModuleType, arrays: Mapping[str, Array], sizes: Mapping[str, int], wide: bool
+        self,
+        torch: ModuleType,
+        arrays: Mapping[str, Array],
+        sizes: Mapping[str, int],
+        wide: bool,
+        track: bool = False,
     ) -> None:
+        self.track = track
         self.torch: Any = torch
         self.arrays = arrays
         self.sizes = sizes
@@ -154,7 +167,7 @@ class _Run:
         value = self.arrays[node.name]
         if not isinstance(value, self.torch.Tensor):
             value = self.torch.tensor(value, dtype=self._storage(node.dtype), device=self.device)
-        value = value.detach().to(self._compute(node.dtype))
+        value = (value if self.track else value.detach()).to(self._compute(node.dtype))
         unsqueezed = node.attribute("unsqueezed")
         assert isinstance(unsqueezed, int)
         return value.reshape(value.shape + (1,) * unsqueezed)

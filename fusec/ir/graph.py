@@ -106,6 +106,11 @@ def rebuild(graph: Graph, transform: Callable[[Node], Node]) -> Graph:
 
     It gets each node with its arguments already replaced.
     """
+    return substitute_outputs(graph, images(graph, transform))
+
+
+def images(graph: Graph, transform: Callable[[Node], Node]) -> dict[Node, Node]:
+    """What ``transform``, applied bottom up, makes of each node; names and spans go along."""
     done: dict[Node, Node] = {}
     for node in graph.nodes():
         args = tuple(done[a] for a in node.args)
@@ -113,7 +118,7 @@ def rebuild(graph: Graph, transform: Callable[[Node], Node]) -> Graph:
         result = transform(candidate)
         graph.side.carry(node, result)
         done[node] = result
-    return substitute_outputs(graph, done)
+    return done
 
 
 def remake(node: Node, args: tuple[Node, ...]) -> Node:
@@ -125,3 +130,17 @@ def substitute_outputs(graph: Graph, done: Mapping[Node, Node]) -> Graph:
     """The graph with each output node replaced by its image in ``done``."""
     outputs = tuple(replace(o, node=done[o.node]) for o in graph.outputs)
     return replace(graph, outputs=outputs)
+
+
+def without_twins(graph: Graph) -> Graph:
+    """``graph`` with each ``gradient_as`` replaced by its value: what is left when no gradient will
+    be asked for.
+    """
+    return rebuild(graph, value_alone)
+
+
+def value_alone(node: Node) -> Node:
+    """The value of a ``gradient_as``, unless it has to be broadcast."""
+    if node.op.name != "gradient_as" or node.args[0].type != node.type:
+        return node
+    return node.args[0]

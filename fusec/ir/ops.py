@@ -5,18 +5,27 @@ parametrised tests of each backend against the PyTorch reference. A lowering is 
 template); where a backend has none it is an explicit ``unsupported`` with the reason. Composite
 functions (gelu, softmax) are in ``ir/derived.py``.
 
-May import ``ir.dtypes``.
+A derivative is a function of ``o`` (through which it reaches other ops: ``o.exp(x)``), the gradient
+``g`` of the result, the result ``y`` and the operands, all expressions with overloaded operators.
+It returns the gradient of each operand, as PyTorch defines it; None where there is none. In a
+reduction ``o.sum`` and ``o.prod`` run over its axes and ``o.count()`` is the number of elements.
+
+May import ``ir.dtypes`` and ``ir.derivatives``.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, TypeAlias
 
+from fusec.ir.derivatives import angle, digamma, extreme, power, product
 from fusec.ir.dtypes import DType
+
+Derivative: TypeAlias = "Callable[..., tuple[Any, ...]]"
 
 
 class Kind(Enum):
@@ -139,6 +148,7 @@ class Op:
     identity: Callable[[DType], int | float] | None = None  # reductions: what a masked lane holds
     combine: str | None = None  # reductions: the op that joins two partial results
     empty: float | None = None  # reductions: the value of an axis of length 0, if not the identity
+    derivative: Derivative | None = None  # None: the result does not depend smoothly on operands
 
     def __repr__(self) -> str:
         return f"Op({self.name})"
@@ -153,8 +163,11 @@ _NOT_PRINTED = Lowering(Unsupported("it is not an operation of a kernel"))
 _LOW = 5
 
 
-def _leaf(name: str, doc: str, arity: int = 0) -> Op:
-    return Op(name, doc, arity, Kind.LEAF, Rule.SPECIAL, name, _NOT_PRINTED, _NOT_PRINTED)
+def _leaf(name: str, doc: str, arity: int = 0, derivative: Derivative | None = None) -> Op:
+    return Op(
+        name, doc, arity, Kind.LEAF, Rule.SPECIAL, name, _NOT_PRINTED, _NOT_PRINTED,
+        derivative=derivative,
+    )  # fmt: skip
 
 
 def _unary(
@@ -169,10 +182,12 @@ def _unary(
     domain: tuple[float, float] = (-4.0, 4.0),
     costly: bool = True,
     symbol: str | None = None,
+    derivative: Derivative | None = None,
 ) -> Op:
     return Op(
         name, doc, 1, Kind.ELEMENTWISE, rule, torch or name, _lowering(triton),
         _lowering(cpp or Call(f"fusec::{name}")), sympy, domain, costly, symbol,
+        derivative=derivative,
     )  # fmt: skip
 
 
@@ -188,15 +203,23 @@ def _binary(
     domain: tuple[float, float] = (-4.0, 4.0),
     costly: bool = False,
     symbol: str | None = None,
+    derivative: Derivative | None = None,
 ) -> Op:
     return Op(
         name, doc, 2, Kind.ELEMENTWISE, rule, torch or name, _lowering(triton),
         _lowering(cpp or Call(f"fusec::{name}")), sympy, domain, costly, symbol,
+        derivative=derivative,
     )  # fmt: skip
 
 
 def _infix(
-    name: str, symbol: str, doc: str, precedence: int, rule: Rule, sympy: str | None = None
+    name: str,
+    symbol: str,
+    doc: str,
+    precedence: int,
+    rule: Rule,
+    sympy: str | None = None,
+    derivative: Derivative | None = None,
 ) -> Op:
     """A binary operator that Python and C++ spell alike;
 
@@ -213,6 +236,7 @@ def _infix(
         sympy=sympy,
         symbol=symbol,
         torch=_TORCH_NAMES.get(name),
+        derivative=derivative,
     )
 
 
@@ -230,12 +254,13 @@ def _reduction(
     identity: Callable[[DType], int | float],
     cpp: str = "fusec::finish_{name}({{0}})",
     empty: float | None = None,
+    derivative: Derivative | None = None,
 ) -> Op:
     """``triton`` and ``cpp`` combine the lanes of a block; ``combine`` joins two values."""
     lowerings = Lowering(Template(triton)), Lowering(Template(cpp.format(name=name)))
     return Op(
         name, doc, 1, Kind.REDUCTION, rule, torch, *lowerings, identity=identity, combine=combine,
-        empty=empty
+        empty=empty, derivative=derivative,
     )  # fmt: skip
 
 
@@ -256,17 +281,23 @@ _ROWS: tuple[Op, ...] = (
     _leaf("constant", "a literal"),
     _leaf("index", "the position along an axis, int64"),
     _leaf("size", "the length of an axis, int64"),
-    _leaf("gather", "x[t]: the element of the last axis of an input that t names", 2),
-    _leaf("cast", "the value in another type; rounds", 1),
+    _leaf("gather", "x[t]: the element of the last axis of an input that t names", 2,
+          derivative=lambda o, g, y, x, t: (o.where(o.positions(x) == t, g, 0), None)),
+    _leaf("cast", "the value in another type; rounds", 1,
+          derivative=lambda o, g, y, x: (o.like(g, x),)),
     # Arithmetic.
-    _infix("add", "+", "sum of two values", 11, Rule.PROMOTE, "Add"),
-    _infix("sub", "-", "difference of two values", 11, Rule.PROMOTE),
-    _infix("mul", "*", "product of two values", 12, Rule.PROMOTE, "Mul"),
+    _infix("add", "+", "sum of two values", 11, Rule.PROMOTE, "Add",
+           derivative=lambda o, g, y, a, b: (g, g)),
+    _infix("sub", "-", "difference of two values", 11, Rule.PROMOTE,
+           derivative=lambda o, g, y, a, b: (g, -g)),
+    _infix("mul", "*", "product of two values", 12, Rule.PROMOTE, "Mul",
+           derivative=lambda o, g, y, a, b: (g * b, g * a)),
     _binary(
         "div", "true division; integers give float32", rule=Rule.FLOAT, torch="true_divide",
         symbol="/",
         triton=Lowering(Call("tl.div_rn"), fast=Infix("/", 12), double=Infix("/", 12)),
         cpp=Infix("/", 12),
+        derivative=lambda o, g, y, a, b: (g / b, -g * (y / b)),
     ),
     _binary(
         "floor_divide", "quotient rounded towards minus infinity", symbol="//", costly=True,
@@ -276,20 +307,24 @@ _ROWS: tuple[Op, ...] = (
     _binary(
         "remainder", "remainder with the sign of the divisor", symbol="%", costly=True, sympy="Mod",
         triton=Lowering(Call("_remainder"), integer=Call("_remainder_int")),
+        derivative=lambda o, g, y, a, b: (g, -g * o.floor(a / b)),
     ),
     _binary(
         "fmod", "remainder with the sign of the dividend", costly=True,
         triton=Lowering(Call("libdevice.fmod"), integer=Call("_fmod_int")),
+        derivative=lambda o, g, y, a, b: (g, -g * o.trunc(a / b)),
     ),
     _binary(
         "pow", "a to the power b", symbol="^", costly=True, sympy="Pow", domain=(0.1, 4.0),
         triton=Lowering(Call("libdevice.pow"), integer=Call("_pow_int")),
+        derivative=power,
     ),
     # Triton before 3.7 compiles -x as 0 - x, which loses the sign of zero.
     _unary("neg", "minus the value", rule=Rule.PROMOTE, costly=False, symbol="-",
-           triton=Lowering(Suffix("* -1.0", 12), integer=Prefix("-")), cpp=Prefix("-")),
+           triton=Lowering(Suffix("* -1.0", 12), integer=Prefix("-")), cpp=Prefix("-"),
+           derivative=lambda o, g, y, x: (-g,)),
     _unary("abs", "absolute value", rule=Rule.PROMOTE, triton=Call("tl.abs"), sympy="Abs",
-           costly=False),
+           costly=False, derivative=lambda o, g, y, x: (g * o.sign(x),)),
     # Comparisons and logic.
     _infix("lt", "<", "a below b", _LOW, Rule.BOOL),
     _infix("le", "<=", "a at most b", _LOW, Rule.BOOL),
@@ -312,55 +347,89 @@ _ROWS: tuple[Op, ...] = (
     Op(
         "where", "a where the condition holds, else b", 3, Kind.ELEMENTWISE, Rule.SELECT, "where",
         Lowering(Call("tl.where")), Lowering(Template("({0} ? {1} : {2})")),
+        derivative=lambda o, g, y, c, a, b: (None, o.masked(g, c), o.masked(g, ~c)),
+    ),
+    _binary(
+        "gradient_as", "the value of a with the gradient of b", triton=Template("{0}"),
+        cpp=Template("{0}"), torch=lambda torch, a, b: torch.broadcast_tensors(a, b)[0],
+        derivative=lambda o, g, y, a, b: (None, g),
     ),
     _binary("maximum", "the larger of two values; NaN wins", triton=Lowering(_NAN_MAX,
-            boolean=Infix("|", _LOW)), sympy="Max"),
+            boolean=Infix("|", _LOW)), sympy="Max",
+            derivative=lambda o, g, y, a, b: extreme(o, g, a, b, a < b, b < a)),
     _binary("minimum", "the smaller of two values; NaN wins", triton=Lowering(_NAN_MIN,
-            boolean=Infix("&", _LOW)), sympy="Min"),
+            boolean=Infix("&", _LOW)), sympy="Min",
+            derivative=lambda o, g, y, a, b: extreme(o, g, a, b, a > b, b > a)),
     # Exponentials and logarithms.
     _unary("exp", "e to the power x", triton=_libdevice("exp", "_exp"), sympy="exp",
-           cpp=Lowering(Call("fusec::exp"), fast=Call("fusec::fast::exp"))),
-    _unary("exp2", "2 to the power x", triton=_libdevice("exp2", "tl.exp2")),
-    _unary("expm1", "exp(x) - 1, accurate near 0", triton=_libdevice("expm1")),
+           cpp=Lowering(Call("fusec::exp"), fast=Call("fusec::fast::exp")),
+           derivative=lambda o, g, y, x: (g * y,)),
+    _unary("exp2", "2 to the power x", triton=_libdevice("exp2", "tl.exp2"),
+           derivative=lambda o, g, y, x: (g * (y * math.log(2)),)),
+    _unary("expm1", "exp(x) - 1, accurate near 0", triton=_libdevice("expm1"),
+           derivative=lambda o, g, y, x: (g * (y + 1),)),
     _unary("log", "natural logarithm", triton=_libdevice("log", "_log"), sympy="log",
-           domain=(0.1, 8.0)),
-    _unary("log2", "logarithm to base 2", triton=_libdevice("log2"), domain=(0.1, 8.0)),
-    _unary("log10", "logarithm to base 10", triton=_libdevice("log10"), domain=(0.1, 8.0)),
+           domain=(0.1, 8.0),
+           derivative=lambda o, g, y, x: (g / x,)),
+    _unary("log2", "logarithm to base 2", triton=_libdevice("log2"), domain=(0.1, 8.0),
+           derivative=lambda o, g, y, x: (g / (x * math.log(2)),)),
+    _unary("log10", "logarithm to base 10", triton=_libdevice("log10"), domain=(0.1, 8.0),
+           derivative=lambda o, g, y, x: (g / (x * math.log(10)),)),
     _unary("log1p", "log(1 + x), accurate near 0", triton=_libdevice("log1p", "_log1p"),
            cpp=Lowering(Call("fusec::log1p"), fast=Call("fusec::fast::log1p")),
-           domain=(-0.9, 8.0)),
+           domain=(-0.9, 8.0),
+           derivative=lambda o, g, y, x: (g / (x + 1),)),
     _unary("sqrt", "square root", sympy="sqrt", domain=(0.0, 8.0),
            triton=Lowering(Call("tl.sqrt_rn"), fast=Call("tl.sqrt"),
-           double=Call("libdevice.sqrt"))),
-    _unary("rsqrt", "one over the square root", triton=_libdevice("rsqrt"), domain=(0.1, 8.0)),
+           double=Call("libdevice.sqrt")),
+           derivative=lambda o, g, y, x: (g / (y * 2),)),
+    _unary("rsqrt", "one over the square root", triton=_libdevice("rsqrt"), domain=(0.1, 8.0),
+           derivative=lambda o, g, y, x: (g * -0.5 * (y * y * y),)),
     # Trigonometry.
-    _unary("sin", "sine of an angle in radians", triton=_libdevice("sin"), sympy="sin"),
-    _unary("cos", "cosine of an angle in radians", triton=_libdevice("cos"), sympy="cos"),
+    _unary("sin", "sine of an angle in radians", triton=_libdevice("sin"), sympy="sin",
+           derivative=lambda o, g, y, x: (g * o.cos(x),)),
+    _unary("cos", "cosine of an angle in radians", triton=_libdevice("cos"), sympy="cos",
+           derivative=lambda o, g, y, x: (-g * o.sin(x),)),
     _unary("tan", "tangent of an angle in radians", triton=_libdevice("tan"), sympy="tan",
-           domain=(-1.4, 1.4)),
-    _unary("asin", "inverse sine", triton=_libdevice("asin"), sympy="asin", domain=(-1.0, 1.0)),
-    _unary("acos", "inverse cosine", triton=_libdevice("acos"), sympy="acos", domain=(-1.0, 1.0)),
-    _unary("atan", "inverse tangent", triton=_libdevice("atan"), sympy="atan"),
-    _unary("sinh", "hyperbolic sine", triton=_libdevice("sinh"), sympy="sinh"),
-    _unary("cosh", "hyperbolic cosine", triton=_libdevice("cosh"), sympy="cosh"),
+           domain=(-1.4, 1.4),
+           derivative=lambda o, g, y, x: (g * (1 + y * y),)),
+    _unary("asin", "inverse sine", triton=_libdevice("asin"), sympy="asin", domain=(-1.0, 1.0),
+           derivative=lambda o, g, y, x: (g * o.rsqrt(1 - x * x),)),
+    _unary("acos", "inverse cosine", triton=_libdevice("acos"), sympy="acos", domain=(-1.0, 1.0),
+           derivative=lambda o, g, y, x: (-g * o.rsqrt(1 - x * x),)),
+    _unary("atan", "inverse tangent", triton=_libdevice("atan"), sympy="atan",
+           derivative=lambda o, g, y, x: (g / (x * x + 1),)),
+    _unary("sinh", "hyperbolic sine", triton=_libdevice("sinh"), sympy="sinh",
+           derivative=lambda o, g, y, x: (g * o.cosh(x),)),
+    _unary("cosh", "hyperbolic cosine", triton=_libdevice("cosh"), sympy="cosh",
+           derivative=lambda o, g, y, x: (g * o.sinh(x),)),
     _unary("tanh", "hyperbolic tangent", triton=_libdevice("tanh", "_tanh"), sympy="tanh",
-           cpp=Lowering(Call("fusec::tanh"), fast=Call("fusec::fast::tanh"))),
-    _unary("asinh", "inverse hyperbolic sine", triton=_libdevice("asinh"), sympy="asinh"),
+           cpp=Lowering(Call("fusec::tanh"), fast=Call("fusec::fast::tanh")),
+           derivative=lambda o, g, y, x: (g * (1 - y * y),)),
+    _unary("asinh", "inverse hyperbolic sine", triton=_libdevice("asinh"), sympy="asinh",
+           derivative=lambda o, g, y, x: (g * o.rsqrt(x * x + 1),)),
     _unary("acosh", "inverse hyperbolic cosine", triton=_libdevice("acosh"), sympy="acosh",
-           domain=(1.0, 8.0)),
+           domain=(1.0, 8.0),
+           derivative=lambda o, g, y, x: (g * o.rsqrt(x * x - 1),)),
     _unary("atanh", "inverse hyperbolic tangent", triton=_libdevice("atanh"), sympy="atanh",
-           domain=(-0.9, 0.9)),
+           domain=(-0.9, 0.9),
+           derivative=lambda o, g, y, x: (g / (1 - x * x),)),
     _binary("atan2", "angle of the point (b, a)", rule=Rule.FLOAT, triton=_libdevice("atan2"),
-            sympy="atan2", costly=True),
+            sympy="atan2", costly=True,
+            derivative=angle),
     # Error functions.
-    _unary("erf", "error function", triton=_libdevice("erf"), sympy="erf"),
-    _unary("erfc", "complement of the error function", triton=_libdevice("erfc"), sympy="erfc"),
+    _unary("erf", "error function", triton=_libdevice("erf"), sympy="erf",
+           derivative=lambda o, g, y, x: (g * o.exp(-x * x) * (2 / math.sqrt(math.pi)),)),
+    _unary("erfc", "complement of the error function", triton=_libdevice("erfc"), sympy="erfc",
+           derivative=lambda o, g, y, x: (g * o.exp(-x * x) * (-2 / math.sqrt(math.pi)),)),
     _unary("ndtr", "standard normal distribution function", triton=_libdevice("normcdf", "_ndtr"),
            cpp=Lowering(Call("fusec::ndtr"), fast=Call("fusec::fast::ndtr")),
-           torch=lambda torch, x: torch.special.ndtr(x)),
+           torch=lambda torch, x: torch.special.ndtr(x),
+           derivative=lambda o, g, y, x: (g * o.exp(x * x * -0.5) * math.sqrt(0.5 / math.pi),)),
     _unary("lgamma", "logarithm of the absolute value of the gamma function",
            triton=_libdevice("lgamma"),
-           torch="lgamma", domain=(0.1, 8.0)),
+           torch="lgamma", domain=(0.1, 8.0),
+           derivative=lambda o, g, y, x: (g * digamma(o, x),)),
     # Rounding.
     _unary("floor", "the largest integer not above x", rule=Rule.PROMOTE, triton=Call("tl.floor"),
            sympy="floor", costly=False),
@@ -370,23 +439,29 @@ _ROWS: tuple[Op, ...] = (
            costly=False),
     _unary("round", "the nearest integer, ties to even", rule=Rule.PROMOTE,
            triton=Call("libdevice.rint"), costly=False),
-    _binary("copysign", "a with the sign of b", rule=Rule.FLOAT, triton=_libdevice("copysign")),
+    _binary("copysign", "a with the sign of b", rule=Rule.FLOAT, triton=_libdevice("copysign"),
+            derivative=lambda o, g, y, a, b: (g * (o.sign(a) * o.sign(y)), None)),
     # Reductions. The axis of length 1 stays.
     _reduction("sum", "sum along axes", Rule.ACCUMULATE, "add", torch="sum",
-               triton="tl.sum({0}, axis={axis})", identity=lambda d: 0),
+               triton="tl.sum({0}, axis={axis})", identity=lambda d: 0,
+               derivative=lambda o, g, y, x: (g,)),
     _reduction("mean", "sum over the number of elements; finite where the plain sum overflows",
     Rule.SAME, "add",
                torch="mean", triton="_mean({0}, cols, axis={axis})", identity=lambda d: 0,
                empty=float("nan"),
-               cpp="fusec::finish_mean({{0}}, cols)"),
+               cpp="fusec::finish_mean({{0}}, cols)",
+               derivative=lambda o, g, y, x: (g / o.count(),)),
     _reduction("prod", "product along axes", Rule.ACCUMULATE, "mul", torch="prod",
-               triton="tl.reduce({0}, axis={axis}, combine_fn=_multiply)", identity=lambda d: 1),
+               triton="tl.reduce({0}, axis={axis}, combine_fn=_multiply)", identity=lambda d: 1,
+               derivative=product),
     _reduction("max", "largest value along axes; NaN wins", Rule.SAME, "maximum", torch="amax",
                triton="tl.reduce({0}, axis={axis}, combine_fn=_maximum)",
-               identity=lambda d: d.minimum),
+               identity=lambda d: d.minimum,
+               derivative=lambda o, g, y, x: (o.like(x == y, g) * (g / o.sum(o.like(x == y, g))),)),
     _reduction("min", "smallest value along axes; NaN wins", Rule.SAME, "minimum", torch="amin",
                triton="tl.reduce({0}, axis={axis}, combine_fn=_minimum)",
-               identity=lambda d: d.maximum),
+               identity=lambda d: d.maximum,
+               derivative=lambda o, g, y, x: (o.like(x == y, g) * (g / o.sum(o.like(x == y, g))),)),
 )  # fmt: skip
 
 OPS: Mapping[str, Op] = MappingProxyType({op.name: op for op in _ROWS})

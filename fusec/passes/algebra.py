@@ -39,6 +39,7 @@ _SPELLED: Mapping[str, Callable[..., Expression]] = MappingProxyType(
         "ge": lambda s, a, b: s.Ge(a, b),
         "eq": lambda s, a, b: s.Eq(a, b),
         "ne": lambda s, a, b: s.Ne(a, b),
+        "gradient_as": lambda s, a, b: a,
         "where": lambda s, c, a, b: s.Piecewise((a, c), (b, True)),
         "exp2": lambda s, a: 2**a,
         "expm1": lambda s, a: s.exp(a) - 1,

@@ -46,6 +46,8 @@ class Region:
     roots: tuple[Root, ...]
     reads: tuple[tuple[str, Node], ...]  # results of earlier regions, by buffer name
     reason: str
+    # What a kernel of rows also adds up over its rows, block by block of them, by buffer name.
+    columns: tuple[tuple[str, Node], ...] = ()
 
     @property
     def kind(self) -> str:

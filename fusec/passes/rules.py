@@ -189,6 +189,7 @@ EXACT: tuple[Rule, ...] = (
     Rule("pow-minus-one", x ** -1, 1 / x, "exact", floats),
     Rule("pow-minus-two", x ** -2, 1 / (x * x), "exact", floats),
     Rule("one-pow", 1 ** x, ONE, "exact", floats, "1^NaN = 1 in PyTorch and C"),
+    Rule("gradient-as", apply("gradient_as", a, b), a, "exact", why="only gradients ask for b"),
     # Selections.
     Rule("where-true", where(True, a, b), a, "exact"),
     Rule("where-false", where(False, a, b), b, "exact"),

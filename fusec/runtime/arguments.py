@@ -31,8 +31,6 @@ class Call:
     )  # fmt: skip
 
     def __init__(self, formula: Formula, values: list[Any], out: Any, backend: str) -> None:
-        import torch
-
         self.formula = formula
         self.numpy = False
         self.values = values
@@ -43,7 +41,8 @@ class Call:
         decided = False
         points: list[int] = []  # 0-d tensors, which may come from the CPU to inputs on a GPU
         plain = plain_types()
-        self.tracked = torch.is_grad_enabled()
+        self.tracked = False  # some input requires grad, and grad mode is on
+        recording = self._recording()
         for position, value in enumerate(values):
             if type(value) not in plain:
                 if type(value) in _NUMBERS:
@@ -53,6 +52,8 @@ class Call:
                 value = values[position] = self._as_tensor(position, value)
             elif value.is_neg():  # PyTorch negates such a view when it reads it
                 value = values[position] = value.resolve_neg()
+            if recording and value.requires_grad:
+                self.tracked = True
             key.append(self._key_of(position, value))
             if not value.dim():
                 points.append(position)
@@ -69,17 +70,15 @@ class Call:
 
     def _key_of(self, position: int, value: torch.Tensor) -> object:
         """What of a tensor decides the kernels; refuses what fusec cannot read."""
-        if self.tracked and value.requires_grad:
-            self._refuse_gradient(position)
         if value.layout is not _strided():
             self._refuse_layout(position, value)
         try:
             return value.dtype, value.shape, value.stride(), value.device, value.data_ptr() & 15
         except RuntimeError:  # PyTorch's own explanation is of its internals
-            raise self._error(
+            raise self.error(
                 UnsupportedError,
                 position,
-                "has no memory of its own: it is nested, or inside torch.func.vmap",
+                "has no memory of its own: it is nested, or inside torch.func.vmap or its like",
                 "call it outside, on plain tensors",
             ) from None
 
@@ -97,7 +96,7 @@ class Call:
 
         if isinstance(value, torch.Tensor):
             kind = type(value).__name__
-            raise self._error(
+            raise self.error(
                 UnsupportedError,
                 position,
                 f"is a {kind}, not a plain tensor",
@@ -108,7 +107,7 @@ class Call:
             array = numpy.asarray(value)
             if by_torch_name(array.dtype.name) is None:
                 known = "float16 to float64, int8 to int64, uint8 and bool"
-                raise self._error(
+                raise self.error(
                     DTypeError,
                     position,
                     f"has the NumPy type {array.dtype}",
@@ -121,7 +120,7 @@ class Call:
                 warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
                 return torch.from_numpy(array)
         kind = type(value).__name__
-        raise self._error(
+        raise self.error(
             DTypeError, position, f"is a {kind}", "pass a tensor, a NumPy array or a number"
         )
 
@@ -132,31 +131,34 @@ class Call:
                 self.values[position] = self.values[position].to(self.device)
 
     def _refuse_layout(self, position: int, value: torch.Tensor) -> NoReturn:
-        raise self._error(
+        raise self.error(
             UnsupportedError, position, f"has the layout {value.layout}", "pass x.to_dense()"
         )
 
     def _check_number(self, position: int, value: float) -> None:
         """DTypeError for an integer that int64 does not hold."""
         if isinstance(value, int) and not -(2**63) <= value < 2**63:
-            raise self._error(DTypeError, position, "does not fit 64 bits", "pass it as a float")
+            raise self.error(DTypeError, position, "does not fit 64 bits", "pass it as a float")
 
-    def _error(
+    def error(
         self, kind: type[FusecError], position: int, found: str, hint: str | None = None
     ) -> FusecError:
+        """The error for an input: what was found, under the place where the formula has it."""
         from fusec.frontend.resolve_names import first_use
 
         name = self.formula.inputs[position]
         span = first_use(self.formula.program, name)
         return kind(f"input {name!r} {found}", source=self.formula.source, span=span, hint=hint)
 
-    def _refuse_gradient(self, position: int) -> None:
-        raise self._error(
-            UnsupportedError,
-            position,
-            "requires grad, and fusec does not compute gradients yet",
-            "call it under torch.no_grad(), or pass the input's .detach()",
-        )
+    def _recording(self) -> bool:
+        """Whether PyTorch records operations for gradients now."""
+        import torch
+
+        if torch.autograd.forward_ad._current_level >= 0:
+            from fusec.runtime.autograd import refuse_tangents
+
+            refuse_tangents(self)
+        return torch.is_grad_enabled()
 
     @property
     def arguments(self) -> tuple[Argument, ...]:
@@ -176,7 +178,7 @@ class Call:
             dtype_found = by_torch_name(str(value.dtype).removeprefix("torch."))
             if dtype_found is None:
                 known = "float8 to float64, int8 to int64, uint8 and bool"
-                raise self._error(DTypeError, position, f"is {value.dtype}", f"fusec takes {known}")
+                raise self.error(DTypeError, position, f"is {value.dtype}", f"fusec takes {known}")
             found.append(Argument(dtype_found, tuple(value.shape), tuple(value.stride())))
         return tuple(found)
 
@@ -187,12 +189,12 @@ class Call:
                 if isinstance(v, torch.Tensor) and v.device == self.device
             )  # fmt: skip
             name = self.formula.inputs[position]
-            raise self._error(
+            raise self.error(
                 UnsupportedError, position, f"is on {value.device}, {other!r} is on {self.device}",
                 f"move one of them: {name}.to({str(self.device)!r})",
             )  # fmt: skip
         if self.device.type not in ("cpu", "cuda") and self.backend != "torch":
-            raise self._error(
+            raise self.error(
                 UnsupportedError,
                 position,
                 f"is on {self.device}",
@@ -202,7 +204,7 @@ class Call:
             self.backend
         ]
         if self.device.type not in needed:
-            raise self._error(
+            raise self.error(
                 UnsupportedError, position,
                 f"is on {self.device}, where backend {self.backend!r} does not run",
                 "use backend='auto', which follows the tensors",

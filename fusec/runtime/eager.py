@@ -15,7 +15,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from fusec.ir import dtypes
-from fusec.ir.graph import Graph
+from fusec.ir.graph import Graph, without_twins
 from fusec.ir.node import Dim, Node
 from fusec.ir.ops import Kind, Rule
 from fusec.ir.text import number_text
@@ -73,6 +73,7 @@ def torch_program(graph: Graph, name: str = "formula") -> TorchProgram:
 
 def torch_source(graph: Graph, name: str = "formula") -> tuple[str, tuple[str, ...]]:
     """The text of the function, and its parameters in the order of the Graph's inputs."""
+    graph = without_twins(graph)
     writer = _Writer(graph, name)
     for node in graph.nodes():
         writer.add(node)

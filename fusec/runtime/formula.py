@@ -6,6 +6,7 @@ Parsed when something needs the tree: what a known formula's names are is in the
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 from collections.abc import Mapping, Sequence
@@ -53,6 +54,12 @@ class Formula:
         self._source: Source | None = None
         self._program: Program | None = None
         self.inputs, self.outputs = self._names(inputs)
+
+    def derived(self, name: str, inputs: Sequence[str]) -> Formula:
+        """The same options and text for a graph that was derived from the formula: its gradient."""
+        made = copy.copy(self)
+        made.name, made.inputs = name, tuple(inputs)
+        return made
 
     @property
     def source(self) -> Source:

@@ -20,7 +20,7 @@ from fusec.runtime.specialize import (
     Specialization,
     concrete,
     contiguous,
-    lay_out,
+    lay_out_all,
 )
 from fusec.runtime.steps import Wiring, steps_of
 
@@ -68,13 +68,15 @@ def prepare(
     device: torch.device,
     aligned: frozenset[str],
     given: Sequence[Given] | None = None,
+    sizes: dict[Dim, int] | None = None,
 ) -> Prepared:
     """Make everything ready for a call. ``aligned``: inputs whose addresses are multiples of 16
     bytes. ``given``: the output tensors of the caller.
+    ``sizes``: the lengths of all named axes, where not every one shows in an input.
 
     Raises ShapeError where axes disagree, BuildError and UnsupportedError from the compilers.
     """
-    sizes = special.sizes(arguments)
+    sizes = special.sizes(arguments) if sizes is None else sizes
     outputs = tuple(_output_plan(special, k, arguments, sizes) for k in range(len(special.outputs)))
     if given is not None:
         outputs = tuple(_checked(plan, own) for plan, own in zip(outputs, given, strict=True))
@@ -87,13 +89,12 @@ def prepare(
         o.name: _kept_strides(o.node.shape, o.squeeze, p)
         for o, p in zip(special.outputs, outputs, strict=True)
     }
-    laid = [
-        lay_out(special, k, arguments, sizes, kept, backend) for k in range(len(special.regions))
-    ]
+    special, laid, sizes = lay_out_all(special, arguments, sizes, kept, backend)
+    lengths = sizes
 
     def wire(regions: Sequence[LaidOut]) -> tuple[Wiring, tuple[BufferPlan, ...]]:
-        temporaries = _temporaries(special, regions, sizes)
-        wired = Wiring(special, sizes, backend, device, aligned, tuple(temporaries))
+        temporaries = _temporaries(special, regions, lengths)
+        wired = Wiring(special, lengths, backend, device, aligned, tuple(temporaries))
         return wired, tuple(temporaries.values())
 
     interpreted = backend == "triton" and device.type == "cpu"
@@ -129,6 +130,9 @@ def _temporaries(
             if root.output is None:
                 shape = concrete(root.node.shape, sizes)
                 found[root.name] = _buffer(shape, contiguous(shape), root.node.dtype.compute)
+        for name, node in region.columns:
+            shape = (arranged.config.chunks * arranged.arrangement.cols,)
+            found[name] = _buffer(shape, (1,), accumulated(node))
         if arranged.config.splits > 1:
             shape = (arranged.config.splits * arranged.arrangement.rows,)
             for k, node in enumerate(reductions_of(region)):

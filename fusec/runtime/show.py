@@ -13,13 +13,14 @@ from fusec.frontend.resolve_names import index_names
 from fusec.ir.dtypes import BOOL, F32, F64, I64, by_torch_name
 from fusec.ir.text import print_graph
 from fusec.runtime.formula import Formula
+from fusec.runtime.show_gradient import GradientView
 from fusec.runtime.specialize import (
     Argument,
     LaidOut,
     Specialization,
     contiguous,
     kernel_of,
-    lay_out,
+    lay_out_all,
     parts_of,
 )
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
 
 STAGES = (
     "formula",
+    "grad",
+    "explain",
     "graph",
     "plan",
     "kernel",
@@ -59,13 +62,18 @@ class View:
     def kernels(self, backend: str, plain: bool = False) -> list[tuple[LaidOut, Kernel]]:
         """Every region lowered for ``backend``; ``plain`` without fast forms, which are CUDA's."""
         found: list[tuple[LaidOut, Kernel]] = []
-        for position in range(len(self.special.regions)):
-            laid = lay_out(self.special, position, self.arguments, self.sizes, {}, backend)
-            kernels = [
-                kernel_of(self.special, laid, backend, part, plain) for part in parts_of(laid)
-            ]
+        special, every = self.laid_out(backend)
+        for laid in every:
+            kernels = [kernel_of(special, laid, backend, part, plain) for part in parts_of(laid)]
             found.extend((laid, kernel) for kernel in kernels)
         return found
+
+    def laid_out(self, backend: str) -> tuple[Specialization, list[LaidOut]]:
+        """What runs in a call like the example, and how its regions lie in memory."""
+        special, every, self.sizes = lay_out_all(
+            self.special, self.arguments, self.sizes, {}, backend
+        )
+        return special, every
 
     def binaries(self, target: Target) -> list[TritonBinary]:
         """Every region compiled by Triton for ``target``, as if all addresses were aligned."""
@@ -129,22 +137,26 @@ def show(
     if stage not in STAGES:
         hint = did_you_mean(stage, STAGES) or f"one of {', '.join(STAGES)}"
         raise UnsupportedError(f"there is no stage {stage!r}", hint=hint)
-    if any(n == 0 for a in arguments for n in a.shape) and stage not in (
-        "formula",
-        "graph",
-        "plan",
-    ):
+    if any(n == 0 for a in arguments for n in a.shape) and stage not in STAGES[:5]:
         raise UnsupportedError(
             "an example input has an axis of length 0", hint="nothing is compiled for empty tensors"
         )
     view = View(formula, special, arguments)
+    if stage in ("grad", "explain"):
+        gradient = GradientView.of(special, view.sizes)
+        return gradient.formula() if stage == "grad" else gradient.table()
+    return _stage(view, stage, target)
+
+
+def _stage(view: View, stage: str, target: str | None) -> str:
+    special = view.special
     match stage:
         case "formula":
-            return _formula(formula, special)
+            return _formula(view.formula, special)
         case "graph":
             return print_graph(special.plan.graph)
         case "plan":
-            return _plan(special)
+            return _plan(view.laid_out("triton")[0])
         case "kernel":
             return "\n".join(describe(kernel) for _, kernel in view.kernels("triton"))
         case "triton":

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +22,9 @@ from fusec.codegen.lower import CPP, TRITON, Job, lower, sweeps_of
 from fusec.errors import InternalError
 from fusec.frontend.resolve import resolve
 from fusec.ir.dtypes import DType
-from fusec.ir.graph import InputSpec, Output
+from fusec.ir.graph import Graph, InputSpec, Output
 from fusec.ir.node import Dim, Shape
+from fusec.passes.columns import CHUNKS, carry_columns
 from fusec.passes.fuse import Plan, Region, plan
 from fusec.passes.pipeline import dump_directory
 from fusec.passes.pipeline import run as run_passes
@@ -73,6 +74,7 @@ class Specialization:
     regions: tuple[tuple[Region, tuple[Operand, ...]], ...]
     dump: Path | None = None  # where FUSEC_DUMP wants the sources of this program
     built: dict[tuple[object, ...], Any] = field(default_factory=dict)
+    carried: Specialization | None = None  # the same with a column reduction taken along by rows
     variants: list[Variant] = field(default_factory=list)
     binaries: dict[str, Variant] = field(default_factory=dict)  # those with an entry in the cache
     # Kernels that recipes brought before there was a plan: shared by all of the function.
@@ -129,15 +131,40 @@ def specialize(formula: Formula, arguments: Sequence[Argument]) -> Specializatio
     specs = input_specs(formula, arguments)
     sizes = axis_sizes(specs, arguments)
     resolved = resolve(formula.source, formula.program, specs, keepdim=formula.keepdim, sizes=sizes)
-    graph = run_passes(resolved.graph, formula.numerics)
+    return of_graph(formula, specs, resolved.graph, resolved.equal)
+
+
+def of_graph(
+    formula: Formula,
+    specs: tuple[InputSpec, ...],
+    resolved: Graph,
+    equal: tuple[tuple[Dim, Dim], ...] = (),
+) -> Specialization:
+    """Simplify and cut a graph; ``formula`` names its inputs in order, the mode and the kernels."""
+    graph = run_passes(resolved, formula.numerics)
     made = plan(graph, formula.name, formula.fuse)
     if settings.get().debug >= 2:
         for region in made.regions:
             sys.stderr.write(f"{region.name}: {region.kind}, {region.reason}\n")
+    special = _of_plan(formula, specs, made, equal, dump_directory(resolved))
+    plain = formula.fuse and not formula.tune and not formula.batch_invariant
+    carried = carry_columns(made) if plain else None
+    if carried is not None:
+        special.carried = _of_plan(formula, specs, carried, equal, special.dump)
+        special.carried.variants = special.variants
+        special.carried.binaries = special.binaries
+    return special
+
+
+def _of_plan(
+    formula: Formula,
+    specs: tuple[InputSpec, ...],
+    made: Plan,
+    equal: tuple[tuple[Dim, Dim], ...],
+    dump: Path | None,
+) -> Specialization:
     regions = tuple((region, operands(region)) for region in made.regions)
-    return Specialization(
-        formula, specs, made, resolved.equal, regions, dump_directory(resolved.graph)
-    )
+    return Specialization(formula, specs, made, equal, regions, dump)
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +185,8 @@ class LaidOut:
             "rows": laid.rows,
             "cols": laid.cols,
             "chunk": -(-part // config.block_cols) * config.block_cols,
+            "share": -(-laid.rows // config.chunks),
+            "chunks": config.chunks,
         }
         match source:
             case (str(name),) if name in whole:
@@ -221,6 +250,36 @@ def lay_out(
     return LaidOut(region, accesses, arrangement, config)
 
 
+def lay_out_all(
+    special: Specialization,
+    arguments: Sequence[Argument],
+    sizes: dict[Dim, int],
+    output_strides: dict[str, tuple[int, ...]],
+    backend: str,
+) -> tuple[Specialization, list[LaidOut], dict[Dim, int]]:
+    """Every region laid out, for the specialisation whose kernels run: where rows can take a column
+    reduction along, that is ``special.carried``, and the lengths say in how many blocks.
+    """
+    carried = special.carried
+    if carried is not None:
+        carried.recalled = special.recalled
+        place = next(k for k, (r, _) in enumerate(carried.regions) if r.columns)
+        row = lay_out(carried, place, arguments, sizes, output_strides, backend)
+        if schedule.takes_columns(row.config, row.arrangement, len(row.region.columns), backend):
+            chunks = schedule.row_chunks(row.arrangement.rows, backend)
+            lengths = {**sizes, CHUNKS: chunks}
+            found = [
+                replace(row, config=replace(row.config, chunks=chunks))
+                if k == place
+                else lay_out(carried, k, arguments, lengths, output_strides, backend)
+                for k in range(len(carried.regions))
+            ]
+            return carried, found, lengths
+    places = range(len(special.regions))
+    laid = [lay_out(special, k, arguments, sizes, output_strides, backend) for k in places]
+    return special, laid, sizes
+
+
 def form_of(region: Region, arrangement: Arrangement) -> Form:
     """Flat when one axis is left, tile for more, rows when some are reduced."""
     if region.axes:
@@ -260,6 +319,8 @@ def kernel_of(
 def grid_of(kernel: Kernel, rows: int, cols: int) -> tuple[int, int, int]:
     """How many programs a launch needs."""
     config = kernel.config
+    if kernel.columns:
+        return (config.chunks, 1, 1)
     row_blocks = -(-rows // config.block_rows) * (config.splits if kernel.divided else 1)
     if kernel.form is Form.FLAT:
         return (-(-cols // config.block_cols), 1, 1)

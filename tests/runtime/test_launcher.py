@@ -170,13 +170,18 @@ def answered(function: fusec.CompiledFunction, args: tuple[object, ...]) -> tupl
     return type(result), result.dtype, result.shape, repr(result)
 
 
-def test_gradients_are_refused_only_while_they_are_recorded() -> None:
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of forward_ad itself
+def test_gradients_are_recorded_by_calls_that_it_knows() -> None:
     function = fusec.compile("x + 1")
     x = torch.ones(3, requires_grad=True)
     with torch.no_grad():
         assert same(known(function, x), torch.full((3,), 2.0))
-    with pytest.raises(UnsupportedError, match="requires grad"):
-        function(x)
+    assert function(x).requires_grad
+    with (
+        torch.autograd.forward_ad.dual_level(),
+        pytest.raises(UnsupportedError, match="tangent"),
+    ):
+        function(torch.autograd.forward_ad.make_dual(torch.ones(3), torch.ones(3)))
     with torch.no_grad():
         assert function(torch.nn.Parameter(torch.ones(3))).tolist() == [2.0] * 3
     with torch.inference_mode():

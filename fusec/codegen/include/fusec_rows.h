@@ -87,6 +87,12 @@ struct Row {
   Row& operator=(const Row&) = delete;
 };
 
+// Starts running sums over rows.
+template <class T>
+FUSEC_INLINE void zero(const Row<T>& sums, int64_t length) {
+  for (int64_t col = 0; col < length; ++col) sums.data[col] = 0;
+}
+
 namespace detail {
 
 // A piece of a line of the cache, as long as one store can be.

@@ -1,0 +1,309 @@
+"""Calls with inputs that require grad: the forward program as one node of PyTorch's autograd.
+
+A backward pass runs the gradient program on what the forward one kept. With ``create_graph=True``
+that is such a call again, so second derivatives need nothing of their own. May import everything
+below the API.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, NoReturn
+
+from fusec.errors import UnsupportedError
+from fusec.frontend.resolve import resolve
+from fusec.ir.dtypes import BOOL, F64, I64, by_torch_name
+from fusec.ir.evaluate import evaluate
+from fusec.ir.node import Dim
+from fusec.runtime.arguments import Call
+from fusec.runtime.differentiate import Differentiable, Gradient, Training
+from fusec.runtime.launch import prepare
+from fusec.runtime.prepared import Prepared
+from fusec.runtime.specialize import Argument, Specialization
+
+if TYPE_CHECKING:
+    import torch
+
+_STEPS = 1024  # exact shapes remembered by one function
+_REMEMBERED = 64  # exact layouts of one step's inputs
+
+
+class Step:
+    """One program for exact sizes: as part of a graph of gradients, or alone.
+
+    ``sizes`` has every named axis. Values come in the order of the program's inputs.
+    """
+
+    def __init__(
+        self, code: Differentiable, sizes: Mapping[Dim, int], backend: str, device: torch.device
+    ) -> None:
+        self.code = code
+        self.sizes = dict(sizes)
+        self.backend = backend
+        self.device = device
+        self._memo: dict[object, Prepared] = {}
+        self._tapes: dict[tuple[bool, ...], Tape] = {}
+        self._next: dict[Differentiable, Step] = {}
+
+    def __call__(self, values: Sequence[Any]) -> Sequence[torch.Tensor]:
+        """Every result. Where grad mode is on and a value requires grad, so do the results."""
+        import torch
+
+        if not torch.is_grad_enabled():
+            return self.run(self.code.alone(), values)
+        tracked = tuple(isinstance(v, torch.Tensor) and v.requires_grad for v in values)
+        if not any(tracked):
+            return self.run(self.code.alone(), values)
+        tape = self._tapes.get(tracked)
+        if tape is None:
+            pairs = zip(self.code.formula.inputs, tracked, strict=True)
+            training = self.code.training(frozenset(n for n, moves in pairs if moves))
+            tape = self._tapes[tracked] = Tape(self, training)
+        results: Sequence[torch.Tensor] = _function().apply(tape, *values)
+        return results[: len(self.code.graph.outputs)]
+
+    def run(self, special: Specialization, values: Sequence[Any]) -> list[torch.Tensor]:
+        """The results of one program, without a thought of gradients."""
+        import torch
+
+        key = (id(special), *map(_key, values))  # the code of this step keeps it alive
+        prepared = self._memo.get(key)
+        if prepared is None:
+            if len(self._memo) >= _REMEMBERED:
+                self._memo.clear()
+            aligned = frozenset(
+                n
+                for n, v in zip(special.formula.inputs, values, strict=True)
+                if isinstance(v, torch.Tensor) and v.data_ptr() % 16 == 0
+            )
+            arguments = [_argument(v) for v in values]
+            prepared = self._memo[key] = prepare(
+                special, arguments, self.backend, self.device, aligned, sizes=self.sizes
+            )
+        if prepared.reference:
+            arrays = dict(zip(special.formula.inputs, values, strict=True))
+            known = {dim.name: n for dim, n in self.sizes.items()}
+            found: list[torch.Tensor] = evaluate(special.plan.graph, arrays, torch, known=known)
+            return found
+        results = [make() for make in prepared.make_outputs]
+        prepared.run(values, results, [make() for make in prepared.make_temporaries])
+        return results
+
+    def following(self, code: Differentiable) -> Step:
+        """The step of a gradient program, for the same sizes."""
+        step = self._next.get(code)
+        if step is None:
+            step = self._next[code] = Step(code, self.sizes, self.backend, self.device)
+        return step
+
+
+class Tape:
+    """A step whose results have gradients of some of its inputs."""
+
+    def __init__(self, step: Step, training: Training) -> None:
+        self.step = step
+        self.training = training
+        names = step.code.formula.inputs
+        self.numbers = frozenset(s.name for s in step.code.specs if s.scalar)
+        outputs = [o.name for o in training.outputs]
+        self.kept_inputs = tuple(
+            k for k, n in enumerate(names) if n in training.read and n not in self.numbers
+        )
+        self.kept_outputs = tuple(k for k, n in enumerate(outputs) if n in training.read)
+
+    def forward(self, values: Sequence[Any]) -> tuple[torch.Tensor, ...]:
+        """The results, then what is kept for the gradient."""
+        return tuple(self.step.run(self.training.forward, values))
+
+    def named(self, saved: Sequence[torch.Tensor], numbers: Mapping[str, Any]) -> dict[str, Any]:
+        """The saved tensors by the name that the gradient knows them by."""
+        found: dict[str, Any] = dict(numbers)
+        inputs = self.step.code.formula.inputs
+        split = len(self.kept_inputs)
+        for k, tensor in zip(self.kept_inputs, saved[:split], strict=True):
+            found[inputs[k]] = tensor
+        for k, tensor in zip(self.kept_outputs, saved[split:], strict=True):
+            output = self.training.outputs[k]
+            found[output.name] = _unsqueezed(tensor, output.squeeze)
+        return found
+
+    def backward(
+        self,
+        named: dict[str, Any],
+        grads: Sequence[torch.Tensor | None],
+        wanted: Sequence[str],
+    ) -> dict[str, torch.Tensor]:
+        """The gradients of the inputs ``wanted``."""
+        results = tuple(k for k, g in enumerate(grads) if g is not None and self.training.smooth[k])
+        made = self.training.gradient(tuple(wanted), results)
+        for name, k in made.given:
+            named[name] = _unsqueezed(_plain(grads[k]), self.training.outputs[k].squeeze)
+        computed: Sequence[torch.Tensor] = ()
+        if made.code is not None:
+            step = self.step.following(made.code)
+            computed = step([named[n] for n in made.code.formula.inputs])
+        return {
+            name: self._whole(name, part, made, k, named, computed)
+            for k, (name, part) in enumerate(zip(wanted, made.plain, strict=True))
+            if part is not None or name in self.training.reached
+        }
+
+    def _whole(
+        self,
+        name: str,
+        part: int | str | None,
+        made: Gradient,
+        place: int,
+        named: Mapping[str, Any],
+        computed: Sequence[torch.Tensor],
+    ) -> torch.Tensor:
+        """One gradient in the shape of its input: a program gives what differs along axes."""
+        import torch
+
+        spec = next(s for s in self.step.code.specs if s.name == name)
+        shape = [self.step.sizes[e] if isinstance(e, Dim) else e for e in spec.shape]
+        if part is None:
+            kind = getattr(torch, spec.dtype.torch)
+            return torch.zeros((), dtype=kind, device=self.step.device).expand(shape)
+        found = computed[part] if isinstance(part, int) else named[part]
+        if isinstance(part, str) and made.squeezed[place]:
+            found = found.squeeze(made.squeezed[place])
+        return found if list(found.shape) == shape else found.expand(shape)
+
+
+def _plain(grad: Any) -> Any:
+    """A gradient as a tensor that kernels can read: dense, and not a view that PyTorch negates."""
+    return grad.to_dense().resolve_neg() if grad.is_sparse or grad.is_neg() else grad
+
+
+def _unsqueezed(tensor: Any, axes: tuple[int, ...]) -> Any:
+    """``tensor`` with the axes that a caller does not see, at these negative places."""
+    if not axes:
+        return tensor
+    if len(axes) == 1:
+        return tensor.unsqueeze(axes[0])
+    rank = tensor.dim() + len(axes)
+    visible = iter(tensor.shape)
+    return tensor.reshape([1 if k - rank in axes else next(visible) for k in range(rank)])
+
+
+def _key(value: Any) -> object:
+    if isinstance(value, (bool, int, float)):
+        return type(value)
+    return value.dtype, value.shape, value.stride(), value.data_ptr() & 15
+
+
+def _argument(value: Any) -> Argument:
+    if isinstance(value, (bool, int, float)):
+        kind = BOOL if isinstance(value, bool) else I64 if isinstance(value, int) else F64
+        return Argument(kind, scalar=True)
+    dtype = by_torch_name(str(value.dtype).removeprefix("torch."))
+    assert dtype is not None
+    return Argument(dtype, tuple(value.shape), tuple(value.stride()))
+
+
+def refuse_tangents(call: Call) -> None:
+    """UnsupportedError for a dual tensor: kernels would drop its tangent without a word."""
+    import torch
+
+    forward_ad: Any = torch.autograd.forward_ad
+    for position, value in enumerate(call.values):
+        if isinstance(value, torch.Tensor) and forward_ad.unpack_dual(value).tangent is not None:
+            raise call.error(
+                UnsupportedError,
+                position,
+                "has a tangent, and fusec has no forward-mode derivatives",
+                "use reverse mode: requires_grad and backward()",
+            )
+
+
+def run_tracked(
+    call: Call,
+    steps: dict[tuple[object, ...], Step],
+    specialization: Callable[[Sequence[Argument]], Specialization],
+) -> Any:
+    """The result of a call as part of PyTorch's graph of gradients. ``steps`` remembers them."""
+    check(call)
+    step = steps.get(call.key)
+    if step is None:
+        if len(steps) >= _STEPS:
+            steps.clear()
+        step = steps[call.key] = step_of(specialization(call.arguments), call)
+    results = step(call.values)
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def refuse_bound() -> NoReturn:
+    """UnsupportedError for a bound call with an input that requires grad."""
+    raise UnsupportedError(
+        "a bound call has no gradient, and an input requires grad",
+        hint="call the function itself, or bind under torch.no_grad()",
+    )
+
+
+def check(call: Call) -> None:
+    """Raise UnsupportedError for what a call cannot have beside an input that requires grad."""
+    if call.outs is not None:
+        raise UnsupportedError(
+            "out= cannot take a result that has a gradient",
+            hint="leave out= away, or call it under torch.no_grad()",
+        )
+    if call.numpy:
+        raise UnsupportedError(
+            "a NumPy array stands beside a tensor that requires grad",
+            hint="pass torch.from_numpy(array)",
+        )
+
+
+def step_of(special: Specialization, call: Call) -> Step:
+    """The step of a call of a formula, which has ``special``'s types and this call's sizes."""
+    sizes = special.sizes(call.arguments)
+    code = special.built.get(("differentiable",))
+    if code is None:
+        formula = special.formula
+        resolved = resolve(
+            formula.source, formula.program, special.specs, keepdim=formula.keepdim, sizes=sizes
+        )
+        code = special.built.setdefault(
+            ("differentiable",), Differentiable(formula, resolved.graph)
+        )
+    return Step(code, sizes, call.backend, call.device)
+
+
+@functools.cache
+def _function() -> Any:
+    """The autograd function of all formulas; made at the first use, when torch is there."""
+    import torch
+
+    class Fused(torch.autograd.Function):
+        """One program of fusec in PyTorch's graph of gradients."""
+
+        @staticmethod
+        def forward(tape: Tape, *values: Any) -> tuple[torch.Tensor, ...]:
+            return tape.forward(values)
+
+        @staticmethod
+        def setup_context(ctx: Any, inputs: Any, output: Any) -> None:
+            tape, *values = inputs
+            ctx.tape = tape
+            ctx.set_materialize_grads(False)
+            ctx.mark_non_differentiable(*(o for o in output if not o.is_floating_point()))
+            names = tape.step.code.formula.inputs
+            ctx.numbers = {n: v for n, v in zip(names, values, strict=True) if n in tape.numbers}
+            kept = [values[k] for k in tape.kept_inputs] + [output[k] for k in tape.kept_outputs]
+            ctx.save_for_backward(*kept)
+
+        @staticmethod
+        def backward(ctx: Any, *grads: torch.Tensor | None) -> tuple[torch.Tensor | None, ...]:
+            tape: Tape = ctx.tape
+            names = tape.step.code.formula.inputs
+            needs = ctx.needs_input_grad[1:]
+            wanted = [n for n, need in zip(names, needs, strict=True) if need]
+            found: dict[str, torch.Tensor] = {}
+            if any(g is not None for g in grads):
+                named = tape.named(ctx.saved_tensors, ctx.numbers)
+                found = tape.backward(named, grads, wanted)
+            return (None, *(found.get(n) for n in names))
+
+    return Fused

@@ -1,0 +1,147 @@
+"""Sums over rows that the kernel of the rows takes along, as the backward of a norm has them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+import fusec
+from fusec import settings
+from fusec.codegen import schedule
+from tests.formulas import run_all, same_bits
+
+NORM = """
+gw = g * w
+d = x - m
+gw * r - sum(gw) * r - d * r * r * sum(gw * d), sum(g * (d * r), axis=0), 2 * sum(g, axis=0)
+"""
+BACKENDS = ("cpp", "triton")
+
+
+def inputs(rows: int, cols: int, dtype: torch.dtype = torch.float32) -> dict[str, torch.Tensor]:
+    generator = torch.Generator().manual_seed(rows + cols)
+    shapes = {"g": (rows, cols), "w": (cols,), "x": (rows, cols), "m": (rows, 1), "r": (rows, 1)}
+    return {n: torch.randn(s, generator=generator).to(dtype) for n, s in shapes.items()}
+
+
+def compare(text: str, values: dict[str, Any], backend: str) -> fusec.CompiledFunction:
+    function = fusec.compile(text, backend=backend, inputs=list(values))
+    exact = run_all(text, precision="float64", **values)
+    results = function(**values)
+    results = results if isinstance(results, tuple) else (results,)
+    for got, want in zip(results, exact, strict=True):
+        # float32 sums of up to 2048 terms; 16-bit results are rounded once
+        step = max(torch.finfo(got.dtype).eps, 2.0**-20)
+        assert (got.double() - want).abs().max().item() <= step * want.abs().max().item()
+    return function
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "cols"), [(64, 1024), (37, 1030), (50, 2048), (17, 1025)])
+def test_sums_are_right(rows: int, cols: int, dtype: torch.dtype, backend: str) -> None:
+    function = compare(NORM, inputs(rows, cols, dtype), backend)
+    assert [v.kernel for v in function.variants] == ["kernel_1", "kernel_2"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("rows", [1, 2, 15, 16, 33])
+def test_few_rows(rows: int, backend: str) -> None:
+    compare(NORM, inputs(rows, 1024), backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(
+    "text",
+    [
+        "sum(x), sum(x, axis=0)",
+        "max(x), sum(x * x, axis=0)",
+        "x / sum(x * x), exp(sum(x, axis=0) * 0.01)",
+        "softmax(x), sum(softmax(x), axis=0)",  # the sum waits for another one: two kernels of rows
+        "sum(x), sum(x * sum(x, axis=0), axis=0)",
+        "sum(x), sum(x, axis=0), sum(x * x, axis=0), max(x, axis=0)",
+        "sum(x), sum(x * index(-1), axis=0)",
+    ],
+)
+def test_other_programs(text: str, backend: str) -> None:
+    x = torch.rand(40, 1100, generator=torch.Generator().manual_seed(1)) + 0.5
+    compare(text, {"x": x}, backend)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_more_axes_and_layouts(backend: str) -> None:
+    generator = torch.Generator().manual_seed(2)
+    x = torch.rand(4, 9, 1100, generator=generator) + 0.5
+    compare("x / sum(x), sum(x * x, axis=(0, 1))", {"x": x}, backend)
+    compare("x / sum(x, axis=(1, 2)), sum(x * x, axis=0)", {"x": x}, backend)
+    compare("x / sum(x), sum(x * x, axis=(0, 1))", {"x": x.transpose(0, 1)}, backend)
+    compare("x / sum(x), sum(x * x, axis=0)", {"x": x[0].repeat(4, 1).t()}, backend)
+
+
+def test_each_tensor_is_read_once() -> None:
+    meta = {n: torch.empty_like(v, device="meta") for n, v in inputs(512, 4096).items()}
+    function = fusec.compile(NORM, inputs=list(meta))
+    source = function.show("triton", *meta.values())
+    for name in ("g", "x", "w", "m", "r"):
+        assert source.count(f"tl.load({name}_ptr") == 1
+    assert "for row in range(program * share, tl.minimum((program + 1) * share, rows)):" in source
+    assert "atomic" not in source
+    assert "adds up" in function.show("plan", *meta.values())
+
+
+def test_rows_that_leave_no_registers_have_kernels_of_their_own() -> None:
+    meta = {n: torch.empty_like(v, device="meta") for n, v in inputs(64, 16384).items()}
+    source = fusec.compile(NORM, inputs=list(meta)).show("triton", *meta.values())
+    assert source.count("tl.load(x_ptr") >= 2
+
+
+def test_threads_change_nothing() -> None:
+    values = inputs(300, 1024)
+    found = []
+    for threads in (1, 2, 5):
+        with settings.override(num_threads=threads):
+            found.append(fusec.compile(NORM, inputs=list(values))(**values))
+    for other in found[1:]:
+        assert all(same_bits(a, b) for a, b in zip(found[0], other, strict=True))
+
+
+def test_the_number_of_blocks_depends_on_the_rows_alone() -> None:
+    for backend in ("cpp", "triton"):
+        counts = [schedule.row_chunks(n, backend) for n in (1, 16, 100, 10**6)]
+        assert counts == sorted(counts)
+        assert counts[0] == 0
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_the_backward_of_a_norm_is_two_kernels(backend: str) -> None:
+    function = fusec.compile("layer_norm(x, w, b)", backend=backend)
+    generator = torch.Generator().manual_seed(3)
+    x, w, b = (
+        torch.randn(s, generator=generator).requires_grad_() for s in ((40, 1024), 1024, 1024)
+    )
+    given = torch.randn(40, 1024, generator=generator)
+    before = fusec.stats().compiles
+    got = torch.autograd.grad(function(x, w, b), [x, w, b], given)
+    assert fusec.stats().compiles - before == 3  # forward, rows with their sums, the sums' sum
+    double = [v.detach().double().requires_grad_() for v in (x, w, b)]
+    exact = torch.nn.functional.layer_norm(double[0], (1024,), double[1], double[2])
+    want = torch.autograd.grad(exact, double, given.double())
+    for mine, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=1e-5)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize(("rows", "cols"), [(4096, 4096), (1000, 1030), (8192, 8192), (37, 2048)])
+def test_sums_on_the_gpu(rows: int, cols: int, dtype: torch.dtype) -> None:
+    values = {n: v.cuda() for n, v in inputs(rows, cols, dtype).items()}
+    function = fusec.compile(NORM, inputs=list(values))
+    exact = run_all(NORM, precision="float64", **values)
+    first = function(**values)
+    for got, want in zip(first, exact, strict=True):
+        step = max(torch.finfo(got.dtype).eps, 2.0**-18)
+        assert (got.double() - want).abs().max().item() <= step * want.abs().max().item()
+    for again, before in zip(function(**values), first, strict=True):
+        assert torch.equal(again, before)
