@@ -5,7 +5,6 @@ milliseconds and brings in neither torch, triton, sympy, numpy, lark nor rich. M
 ``fusec.api`` and everything below it, but only lazily.
 """
 
-import gc
 from importlib import import_module
 from typing import TYPE_CHECKING
 
@@ -47,14 +46,10 @@ if not TYPE_CHECKING:
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
         home = "fusec.errors" if name.endswith("Error") else "fusec.api"
-        # A collection in between would walk all that torch has allocated, longer than the import.
-        collecting = gc.isenabled()
-        gc.disable()
-        try:
+        from fusec.collector import without_collections
+
+        with without_collections():
             value = getattr(import_module(home), name)
-        finally:
-            if collecting:
-                gc.enable()
         globals()[name] = value
         return value
 

@@ -10,6 +10,7 @@ import operator
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
+from fusec.collector import without_collections
 from fusec.errors import UnknownNameError, UnsupportedError, did_you_mean
 from fusec.runtime import launcher, recipe
 from fusec.runtime.arguments import Call, reaches, run
@@ -84,15 +85,16 @@ def compile(
             reason="not written",
             hint="use backend='triton' for CUDA tensors",
         )
-    formula = Formula(
-        source,
-        inputs,
-        mode,
-        keepdim,
-        kernel_name(name, source),
-        batch_invariant=batch_invariant,
-        tune=seconds(tune),
-    )
+    with without_collections():
+        formula = Formula(
+            source,
+            inputs,
+            mode,
+            keepdim,
+            kernel_name(name, source),
+            batch_invariant=batch_invariant,
+            tune=seconds(tune),
+        )
     return CompiledFunction(formula, backend)
 
 
@@ -301,6 +303,7 @@ class CompiledFunction:
         built = tuple(recipe.Built(name, v.kernel, v.backend, v.key, v.why) for name, v in found)
         recipe.save(place, recipe.Recipe(plan, kind_of(arguments), built))
 
+    @without_collections()
     def _specialization(self, arguments: Sequence[Argument]) -> Specialization:
         from fusec.runtime.specialize import key_of, kind_of, specialize
 

@@ -12,6 +12,7 @@ ROOT = Path(__file__).parents[1] / "fusec"
 # never see each other. `__init__` stands for the names that `import fusec` offers.
 LAYERS = {
     "version": 0,
+    "collector": 0,
     "source": 1,
     "settings": 1,
     "errors": 2,

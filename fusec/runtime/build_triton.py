@@ -1,6 +1,7 @@
-"""Compiles generated Triton ahead of time, for any target, with no GPU. May import cache, settings.
+"""Compiles generated Triton ahead of time, for any target, with no GPU.
 
 The binary is cached under everything that can change it, so a warm process never imports triton.
+May import ``settings``, ``collector`` and ``runtime.cache``.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from fusec import settings
+from fusec.collector import without_collections
 from fusec.errors import BuildError, InternalError, UnsupportedError
 from fusec.runtime.cache import Store, default_store, digest
 from fusec.runtime.triton_private import private_cache, triton_version
@@ -213,6 +215,7 @@ def _source_path(store: Store, source: str) -> Iterator[Path]:
         yield path
 
 
+@without_collections()
 def _compile(store: Store, program: TritonProgram, target: Target, path: Path) -> dict[str, bytes]:
     try:
         with store.scratch() as directory, private_cache(directory):

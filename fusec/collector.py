@@ -1,0 +1,85 @@
+"""A pause of Python's garbage collection for work that makes many objects and little garbage.
+
+Importing makes so many objects that a full collection comes due, and it walks all that torch has
+allocated: 70 ms and more. Objects of a pause count as old when it ends, so that the collection does
+not merely come later. Imports the standard library only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import os
+import threading
+from collections.abc import Iterator
+
+
+LIMIT = 8  # pauses of a process: the first ones import, those after them make few objects
+
+
+class _Pauses:
+    """How many blocks want no collections, and whether there were any before the first did."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._left = LIMIT
+        self._count = 0
+        self._collecting = False
+
+    def begin(self) -> None:
+        """One more."""
+        with self._lock:
+            if self._count == 0:
+                self._collecting = gc.isenabled() and self._left > 0
+                if self._collecting:
+                    self._left -= 1
+                    gc.disable()
+            self._count += 1
+
+    def end(self) -> None:
+        """One less; the last puts things back."""
+        with self._lock:
+            if self._count == 0:  # in a child of fork, for a pause that began in the parent
+                return
+            self._count -= 1
+            if self._count == 0 and self._collecting:
+                _make_old()
+                gc.enable()
+
+    def after_fork(self) -> None:
+        """In a child only the thread that forked is left, and no pause of another would end."""
+        self._lock = threading.Lock()
+        if self._count and self._collecting:
+            gc.enable()
+        self._count = 0
+
+
+def _make_old() -> None:
+    """Move every object to the oldest generation, without a walk over them.
+
+    Not where somebody has frozen objects: they would thaw.
+    """
+    if gc.get_freeze_count() == 0:
+        gc.freeze()
+        gc.unfreeze()
+
+
+_pauses = _Pauses()
+
+
+@contextlib.contextmanager
+def without_collections() -> Iterator[None]:
+    """No garbage collection for a block of code, or with it as decorator, for a function.
+
+    Blocks may nest and threads overlap; memory that needs no collector is freed as ever.
+    """
+    pauses = _pauses
+    pauses.begin()
+    try:
+        yield
+    finally:
+        pauses.end()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(after_in_child=_pauses.after_fork)
