@@ -13,7 +13,6 @@ import os
 import threading
 from collections.abc import Iterator
 
-
 LIMIT = 8  # pauses of a process: the first ones import, those after them make few objects
 
 
