@@ -14,10 +14,11 @@ from fusec.collector import without_collections
 from fusec.errors import UnknownNameError, UnsupportedError, did_you_mean
 from fusec.runtime import launcher, recipe
 from fusec.runtime.arguments import Call, reaches, run
+from fusec.runtime.bound import BoundCall, counted
 from fusec.runtime.choices import choose, kernel_name, seconds
 from fusec.runtime.counters import COUNTERS, OncePerKey
 from fusec.runtime.formula import Formula
-from fusec.runtime.prepared import CallPlan, Prepared, made, ready
+from fusec.runtime.prepared import CallPlan, Prepared, ready
 
 if TYPE_CHECKING:
     from fusec.passes.simplify import Numerics
@@ -222,7 +223,7 @@ class CompiledFunction:
         names = self.inputs
         if len(args) > len(names):
             raise UnknownNameError(
-                f"{len(args)} positional arguments for {_count(names)}",
+                f"{len(args)} positional arguments for {counted(names)}",
                 hint=f"call it as f({', '.join(names)})",
             )
         values: dict[str, Any] = dict(zip(names, args, strict=False))
@@ -357,47 +358,3 @@ def _compile_again(
         batch_invariant=batch_invariant,
         tune=tune,
     )
-
-
-class BoundCall:
-    """A call with everything decided; see :meth:`CompiledFunction.bind`."""
-
-    __slots__ = ("_call", "_fast", "_outputs", "_prepared", "_temporaries", "_values")
-
-    def __init__(self, prepared: Prepared, call: Call) -> None:
-        self._prepared = prepared
-        self._call = call
-        self._values = tuple(call.values)
-        self._outputs = prepared.make_outputs
-        self._temporaries = prepared.make_temporaries
-        self._fast: Any = None
-        if not prepared.reference and not call.numpy:
-            launcher.request()
-
-    def __call__(self, *values: Any) -> Any:
-        """The result for ``values``, which must be like the ones bound.
-
-        UnknownNameError for another number of them.
-        """
-        given = values or self._values
-        if self._fast is not None:
-            result = self._fast(*given)
-            if result is not NotImplemented:
-                return result
-        formula = self._call.formula
-        if len(given) != len(formula.inputs):
-            raise UnknownNameError(
-                f"{len(given)} arguments for {_count(formula.inputs)}",
-                hint="pass one for each input, or none for those that were bound",
-            )
-        if self._prepared.reference or self._call.numpy:
-            return run(self._prepared, Call(formula, list(given), None, self._call.backend))
-        launcher.note_repeated()
-        self._fast = launcher.plan_of(self._prepared, len(given))
-        results = made(self._outputs)
-        self._prepared.run(given, results, made(self._temporaries))
-        return results[0] if len(results) == 1 else tuple(results)
-
-
-def _count(names: Sequence[str]) -> str:
-    return f"{len(names)} input{'s' if len(names) != 1 else ''} ({', '.join(names)})"

@@ -1,0 +1,62 @@
+"""A bound call: everything decided, for tensors like those it was bound to.
+
+May import ``fusec.errors`` and ``runtime.arguments`` and below.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+from fusec.errors import UnknownNameError
+from fusec.runtime import launcher
+from fusec.runtime.arguments import Call, run
+from fusec.runtime.prepared import made
+
+if TYPE_CHECKING:
+    from fusec.runtime.prepared import Prepared
+
+
+class BoundCall:
+    """A call with everything decided; see ``CompiledFunction.bind``."""
+
+    __slots__ = ("_call", "_fast", "_outputs", "_prepared", "_temporaries", "_values")
+
+    def __init__(self, prepared: Prepared, call: Call) -> None:
+        self._prepared = prepared
+        self._call = call
+        self._values = tuple(call.values)
+        self._outputs = prepared.make_outputs
+        self._temporaries = prepared.make_temporaries
+        self._fast: Any = None
+        if not prepared.reference and not call.numpy:
+            launcher.request()
+
+    def __call__(self, *values: Any) -> Any:
+        """The result for ``values``, which must be like the ones bound.
+
+        UnknownNameError for another number of them.
+        """
+        given = values or self._values
+        if self._fast is not None:
+            result = self._fast(*given)
+            if result is not NotImplemented:
+                return result
+        formula = self._call.formula
+        if len(given) != len(formula.inputs):
+            raise UnknownNameError(
+                f"{len(given)} arguments for {counted(formula.inputs)}",
+                hint="pass one for each input, or none for those that were bound",
+            )
+        if self._prepared.reference or self._call.numpy:
+            return run(self._prepared, Call(formula, list(given), None, self._call.backend))
+        launcher.note_repeated()
+        self._fast = launcher.plan_of(self._prepared, len(given))
+        results = made(self._outputs)
+        self._prepared.run(given, results, made(self._temporaries))
+        return results[0] if len(results) == 1 else tuple(results)
+
+
+def counted(names: Sequence[str]) -> str:
+    """How many inputs there are, and which."""
+    return f"{len(names)} input{'s' if len(names) != 1 else ''} ({', '.join(names)})"
