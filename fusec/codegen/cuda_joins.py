@@ -74,16 +74,6 @@ __device__ void receive(unsigned long long& barrier) {
 }
 """
 
-_AFTER = """
-// The value, and what follows it does not begin before it is known.
-template <class T>
-__device__ T after(T value) {
-  unsigned long long bits = bits_of(value);
-  asm volatile("" : "+l"(bits) : : "memory");
-  return from_bits<T>(bits);
-}
-"""
-
 _ACROSS_CLUSTER = """
 // The values of all threads of the cluster combined, in every one of them: each warp sends its part
 // to every block.
@@ -182,7 +172,6 @@ JOINS: dict[str, str] = {
     "expect": _EXPECT,
     "send": _SEND,
     "receive": _RECEIVE,
-    "after": _AFTER,
     "across_cluster": _ACROSS_CLUSTER,
     "finite_base": _FINITE_BASE,
     "online_across_cluster": _ONLINE_ACROSS_CLUSTER,

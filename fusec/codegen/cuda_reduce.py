@@ -84,7 +84,7 @@ class Reductions(Place):
         if config.lanes_along_rows:
             size, across = "[GROUP][ROWS]", f"across_group<{join}>({part}, {slots})"
         elif config.cluster > 1:
-            self._wait_for_start(part)
+            self._wait_for_start()
             across = f"across_cluster<{join}>({part}, {slots}, {name}_barrier)"
         elif group_of(self.kernel) == 1:
             across = part
@@ -158,7 +158,7 @@ class Reductions(Place):
         """Both results of a pair, after one meeting of the blocks."""
         kind = statement.total.dtype
         largest, total = statement.largest, statement.total
-        self._wait_for_start(largest.lanes)
+        self._wait_for_start()
         shared = [f"{a.name}_{what}" for a in (largest, total) for what in ("slots", "barrier")]
         exponential = self._exp(kind, statement.fast, "x")
         self.writer.line(f"online_across_cluster({largest.lanes}, {total.lanes},")
@@ -167,12 +167,11 @@ class Reductions(Place):
         for accumulator in (largest, total):
             self._define(accumulator.name, kind, accumulator.lanes)
 
-    def _wait_for_start(self, part: str) -> None:
+    def _wait_for_start(self) -> None:
         """A block that has not begun cannot be written to."""
         if self._met:
             return
         self._met = True
-        self.writer.line(f"{part} = after({part});")
         self.writer.line("__cluster_barrier_wait();  // all blocks of the cluster run")
 
     def _rescale_part(self, statement: Rescale) -> None:

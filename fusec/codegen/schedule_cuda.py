@@ -43,7 +43,11 @@ def choose_cuda(
     ``aligned``: which begin at a multiple of 16 bytes; ``capability``: that of the GPU, times ten;
     ``batch_invariant``: the number of rows decides nothing that a result depends on.
     """
-    config = _choose(form, accesses, arrangement, aligned, capability)
+    vectors = _vectors(accesses, arrangement, aligned)
+    if batch_invariant and vectors.lead is not None:
+        # Where a row begins between vectors would decide which thread adds what.
+        vectors = Config(lanes=1)
+    config = _choose(form, accesses, arrangement, aligned, capability, vectors)
     return replace(config, splits=1) if batch_invariant else config
 
 
@@ -53,11 +57,12 @@ def _choose(
     arrangement: Arrangement,
     aligned: Sequence[bool],
     capability: int,
+    vectors: Config,
 ) -> Config:
     wide = arrangement.span >= WIDE_OFFSETS or arrangement.rows * arrangement.cols >= WIDE_OFFSETS
     if form is Form.ROWS and rows_contiguous(arrangement):
         return _columns(arrangement, wide)
-    config = replace(_vectors(accesses, arrangement, aligned), wide_index=wide)
+    config = replace(vectors, wide_index=wide)
     if form is Form.FLAT:
         return _block(replace(config, whole=False), FLAT_THREADS, FLAT_VECTORS)
     if form is Form.TILE:
