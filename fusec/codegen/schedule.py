@@ -150,6 +150,8 @@ def takes_columns(config: Config, arrangement: Arrangement, columns: int, backen
     layout = arrangement.layout
     if len(layout.rows) != 1 or len(layout.cols) != 1 or config.lanes_along_rows:
         return False
+    if backend == "cuda":  # its kernels take no sums over rows along
+        return False
     if row_chunks(arrangement.rows, backend) < 2:
         return False
     if backend == "cpp":
