@@ -14,6 +14,7 @@ from fusec.codegen.kernel import (
     Accumulator,
     Apply,
     Combine,
+    Let,
     Level,
     Literal,
     Load,
@@ -23,6 +24,7 @@ from fusec.codegen.kernel import (
     Stmt,
     Sweep,
 )
+from fusec.codegen.uses import reads
 from fusec.ir.dtypes import F64, DType
 from fusec.ir.ops import OPS, Call, Infix
 
@@ -193,7 +195,8 @@ class Reductions(Place):
         self._declare(accumulator)
         end = "(row < rows ? SPLITS : 0)" if self._several_rows else "SPLITS"
         with self._block(f"for (int part = member; part < {end}; part += GROUP) {{"):
-            for load in self._of_parts:
+            wanted = reads([Let("", statement.value, Level.ROW)])
+            for load in (part for part in self._of_parts if part.name in wanted):
                 element = f"{load.access.buffer}[{self._address(load.access)}]"
                 self._define(load.name, load.dtype, element)
             self._accumulate(Accumulate(accumulator, statement.value))
