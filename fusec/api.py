@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from fusec.runtime.specialize import Argument, Specialization, Variant
 
 BACKENDS = ("auto", "triton", "cpp", "cuda", "torch")
+BUILDS = ("auto", "nvrtc", "nvcc", "load_inline")
 NUMERICS = ("torch", "precise", "fast")
 MEMO_LIMIT = 1024  # exact shapes remembered by one function
 
@@ -56,35 +57,33 @@ def compile(
     name: str | None = None,
     batch_invariant: bool = False,
     tune: float = 0.0,
+    build: str = "auto",
 ) -> CompiledFunction:
     """Compile a formula; kernels are built when the function is first called with tensors of a new
     kind.
 
     ``inputs`` fixes the order of the arguments (default: first appearance). ``backend`` is ``auto``
-    (Triton for CUDA tensors, C++ for CPU tensors), ``triton``, ``cpp`` or ``torch`` (the reference,
-    which needs no compiler). ``numerics`` is ``torch`` (as accurate as eager PyTorch or better),
+    (Triton for CUDA tensors, C++ for CPU tensors), ``triton``, ``cuda`` (CUDA C++), ``cpp`` or
+    ``torch`` (the reference, which needs no compiler); on CPU tensors ``triton`` and ``cuda`` are
+    interpreted, slowly. ``numerics`` is ``torch`` (as accurate as eager PyTorch or better),
     ``precise`` or ``fast``. ``keepdim=True`` keeps reduced axes of outputs with length 1. ``name``
     names the kernel. ``batch_invariant=True`` takes one schedule whatever the number of rows, so
     that the bits of a row do not depend on it, at the price of speed for few or short rows.
     ``tune`` is how many seconds a call with a new kind of tensors may search for a better schedule
-    than the rules choose; what is found is remembered on this machine.
+    than the rules choose; what is found is remembered on this machine. ``build`` says what compiles
+    CUDA C++: ``nvrtc``, ``nvcc``, ``load_inline`` (torch.utils.cpp_extension), or the quickest that
+    is there.
 
     Raises ParseError and UnknownNameError; shapes and types are checked at a call.
     """
     choose("backend", backend, BACKENDS)
     choose("numerics", numerics, NUMERICS)
+    choose("build", build, BUILDS)
     mode = cast("Numerics", numerics)
     if not isinstance(source, str):
         raise UnsupportedError(
             f"a formula is text, got {type(source).__name__}",
             hint="write the function as a formula, as in fusec.compile('x * sigmoid(x)')",
-        )
-    if backend == "cuda":
-        raise UnsupportedError(
-            "there is no CUDA C++ printer yet",
-            backend="cuda",
-            reason="not written",
-            hint="use backend='triton' for CUDA tensors",
         )
     with without_collections():
         formula = Formula(
@@ -95,6 +94,7 @@ def compile(
             kernel_name(name, source),
             batch_invariant=batch_invariant,
             tune=seconds(tune),
+            build=build,
         )
     return CompiledFunction(formula, backend)
 
@@ -146,8 +146,10 @@ class CompiledFunction:
         """Pickled and copied as the formula and its options: kernels come from the cache again."""
         formula = self._formula
         name = None if formula.name == "kernel" else formula.name.removesuffix("_kernel")
-        options = (formula.inputs, self._backend, formula.numerics, formula.keepdim, name)
-        return (_compile_again, (formula.text, *options, formula.batch_invariant, formula.tune))
+        options = {"inputs": formula.inputs, "backend": self._backend, "name": name}
+        kept = ("numerics", "keepdim", "batch_invariant", "tune", "build")
+        options |= {option: getattr(formula, option) for option in kept}
+        return (_compile_again, (formula.text, options))
 
     # -- calling ----------------------------------------------------------------------------------
 
@@ -269,7 +271,15 @@ class CompiledFunction:
         call.check_count(special)
         from fusec.runtime.launch import prepare
 
-        made = prepare(special, arguments, call.backend, call.device, call.aligned, call.given)
+        made = prepare(
+            special,
+            arguments,
+            call.backend,
+            call.device,
+            call.aligned,
+            call.given,
+            automatic=self._backend == "auto",
+        )
         if place is not None and made.plan is not None:
             self._recipes_left -= 1
             self._keep(place, made.plan, special, arguments)
@@ -322,10 +332,12 @@ class CompiledFunction:
 
     # -- looking ----------------------------------------------------------------------------------
 
-    def show(self, stage: str = "triton", *example_inputs: Any, target: str | None = None) -> str:
-        """The formula at ``stage``: formula grad explain graph plan kernel triton cpp ttir ttgir
-        llir ptx sass amdgcn. ``grad`` is the gradient as a formula, ``explain`` says what it starts
-        from and why.
+    def show(
+        self, stage: str | None = None, *example_inputs: Any, target: str | None = None
+    ) -> str:
+        """The formula at ``stage``: formula grad explain graph plan kernel triton cuda cpp ttir
+        ttgir llir ptx sass amdgcn; the source of the backend, Triton's for ``auto``, if none is
+        named. ``grad`` is the gradient as a formula, ``explain`` says what it starts from and why.
 
         ``example_inputs`` (tensors, also on the meta device) fix types and layouts; without them
         every input is a float32 matrix of 4096 x 4096. ``target`` (``sm_90``, ``gfx942``) needs no
@@ -334,27 +346,11 @@ class CompiledFunction:
         from fusec.runtime.show import example_arguments, show
 
         arguments = example_arguments(self._formula, example_inputs)
-        return show(self._formula, self._specialization(arguments), arguments, stage, target)
+        own = self._backend if self._backend in ("cuda", "cpp") else "triton"
+        special = self._specialization(arguments)
+        return show(self._formula, special, arguments, stage or own, target, self._backend)
 
 
-def _compile_again(
-    text: str,
-    inputs: tuple[str, ...],
-    backend: str,
-    numerics: str,
-    keepdim: bool,
-    name: str | None,
-    batch_invariant: bool,
-    tune: float,
-) -> CompiledFunction:
+def _compile_again(text: str, options: dict[str, Any]) -> CompiledFunction:
     """What a pickle of a compiled function calls."""
-    return compile(
-        text,
-        inputs=inputs,
-        backend=backend,
-        numerics=numerics,
-        keepdim=keepdim,
-        name=name,
-        batch_invariant=batch_invariant,
-        tune=tune,
-    )
+    return compile(text, **options)

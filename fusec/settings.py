@@ -28,6 +28,8 @@ class Settings(NamedTuple):
     no_cache: bool = False  # FUSEC_NO_CACHE: build everything again in this process
     no_launcher: bool = False  # FUSEC_NO_LAUNCHER: every call goes through Python
     no_pool: bool = False  # FUSEC_NO_POOL: give the memory of CPU results back at once
+    nvrtc: Path | None = None  # FUSEC_NVRTC: the library libnvrtc.so
+    cuda_home: Path | None = None  # CUDA_HOME, CUDA_PATH: the CUDA toolkit
     dump: Path | None = None  # FUSEC_DUMP: directory that receives the stages of each compilation
     tool_environment: tuple[tuple[str, str], ...] = ()  # foreign variables, for cache keys only
 
@@ -43,6 +45,8 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         no_cache=_flag(environment, "FUSEC_NO_CACHE"),
         no_launcher=_flag(environment, "FUSEC_NO_LAUNCHER"),
         no_pool=_flag(environment, "FUSEC_NO_POOL"),
+        nvrtc=_path(environment, "FUSEC_NVRTC"),
+        cuda_home=_path(environment, "CUDA_HOME") or _path(environment, "CUDA_PATH"),
         dump=_path(environment, "FUSEC_DUMP"),
         tool_environment=tuple(
             sorted(pair for pair in environment.items() if pair[0].startswith(_TOOL_PREFIXES))

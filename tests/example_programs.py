@@ -38,8 +38,8 @@ class Program:
         return self.function.show(stage, *self.inputs, target=target)
 
 
-def program(path: Path) -> Program:
+def program(path: Path, backend: str = "auto") -> Program:
     """The program of one .fuse file."""
-    function = fusec.compile(path.read_text(encoding="utf-8"), name=path.stem)
+    function = fusec.compile(path.read_text(encoding="utf-8"), name=path.stem, backend=backend)
     given = load_run(path.parent).inputs("meta")
     return Program(path.stem, function, tuple(given[name] for name in function.inputs))

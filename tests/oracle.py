@@ -73,11 +73,14 @@ def _keeping_strides(value: torch.Tensor, device: str) -> torch.Tensor:
 
 
 CPP, INTERPRETER, EAGER = Backend("cpp"), Backend("triton"), Backend("torch")
+EMULATED = Backend("cuda")  # each CUDA thread a fiber on the CPU
 BACKENDS = (
     pytest.param(CPP, id="cpp"),
     pytest.param(INTERPRETER, id="interpreter"),
+    pytest.param(EMULATED, id="emulated"),
     pytest.param(EAGER, id="torch"),
     pytest.param(Backend("triton", "cuda"), id="cuda", marks=pytest.mark.gpu),
+    pytest.param(Backend("cuda", "cuda"), id="cuda-c++", marks=pytest.mark.gpu),
 )
 on_every_backend = pytest.mark.parametrize("backend", BACKENDS)
 

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import platform
-import shutil
 import subprocess
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -79,11 +78,14 @@ def backend_checks() -> list[Check]:
     checks = [
         _probe("cpp", lambda: _runs("cpp", cpu)),
         _probe("triton (interpreter)", lambda: _runs("triton", cpu)),
+        _probe("cuda (emulated)", lambda: _runs("cuda", cpu)),
     ]
     if torch.cuda.is_available():
+        checks.insert(0, _probe("cuda", lambda: _runs("cuda", cpu.cuda())))
         checks.insert(0, _probe("triton", lambda: _runs("triton", cpu.cuda())))
     else:
-        checks.insert(0, Check("triton", "no CUDA device; show still compiles for one", None))
+        absent = "no CUDA device; show still compiles for one"
+        checks[:0] = [Check(name, absent, None) for name in ("triton", "cuda")]
     return [*checks, _probe("torch", lambda: _runs("torch", cpu))]
 
 
@@ -136,10 +138,10 @@ def _compilers() -> list[Check]:
     compiler = find_compiler()
     if compiler is None:
         tried = ", ".join(" ".join(command) for command in settings.get().cxx)
-        return [Check("C++ compiler", f"none runs (tried {tried})", False), _nvcc()]
+        return [Check("C++ compiler", f"none runs (tried {tried})", False), _nvcc(), _cuda_build()]
     version = compiler.version.splitlines()[0]
     checks = [Check("C++ compiler", f"{compiler.path} ({version})"), _probe("OpenMP", _openmp)]
-    return [*checks, _nvcc()]
+    return [*checks, _nvcc(), _cuda_build()]
 
 
 def _openmp() -> str:
@@ -154,7 +156,9 @@ def _openmp() -> str:
 
 
 def _nvcc() -> Check:
-    path = shutil.which("nvcc")
+    from fusec.runtime.build_cuda import find_nvcc
+
+    path = find_nvcc()
     if path is None:
         return Check("nvcc", "not found; Triton brings what it needs", None)
     with contextlib.suppress(OSError, subprocess.TimeoutExpired):
@@ -163,6 +167,18 @@ def _nvcc() -> Check:
         if release:
             return Check("nvcc", f"{path} ({release[0].strip()})")
     return Check("nvcc", f"{path} does not run", False)
+
+
+def _cuda_build() -> Check:
+    """What builds CUDA C++, and why."""
+    from fusec.runtime.build_cuda import find_compiler, find_nvrtc
+
+    compiler = find_compiler()
+    if compiler is None:
+        return Check("CUDA C++", "neither NVRTC nor nvcc; pip install nvidia-cuda-nvrtc", None)
+    if compiler.kind == "nvrtc":
+        return Check("CUDA C++", f"built by NVRTC, the quicker one: {find_nvrtc()}")
+    return Check("CUDA C++", f"built by nvcc ({compiler.path}); NVRTC, quicker, is not found")
 
 
 def _devices() -> list[Check]:

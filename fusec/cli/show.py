@@ -15,8 +15,8 @@ if TYPE_CHECKING:
     from fusec.api import CompiledFunction
 
 STAGES = (
-    "formula", "grad", "explain", "graph", "plan", "kernel", "triton", "cpp", "ttir", "ttgir",
-    "llir", "ptx", "sass", "amdgcn",
+    "formula", "grad", "explain", "graph", "plan", "kernel", "triton", "cuda", "cpp", "ttir",
+    "ttgir", "llir", "ptx", "sass", "amdgcn",
 )  # fmt: skip
 _ALL = "all"
 
@@ -96,10 +96,10 @@ def _show_all(
 
 
 def _default_stage(target: str | None, backend: str) -> str:
-    if target is not None or backend == "triton":
+    if backend == "triton" or (target is not None and backend == "auto"):
         return "triton"
-    if backend == "cpp":
-        return "cpp"
+    if backend in ("cpp", "cuda"):
+        return backend
     import torch
 
     return "triton" if torch.cuda.is_available() else "cpp"

@@ -1,13 +1,25 @@
-"""The statements of a kernel under comments that name their sections.
+"""Statements in order, under comments that name their sections, and loads ahead of arithmetic.
 
-May import ``codegen.kernel``.
+May import ``codegen.kernel`` and ``codegen.names``.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from fusec.codegen.kernel import Comment, Let, Load, Reduce, Stmt
+from fusec.codegen.kernel import (
+    Comment,
+    Config,
+    Fetch,
+    Forget,
+    Let,
+    Level,
+    Load,
+    Recall,
+    Reduce,
+    Stmt,
+)
+from fusec.codegen.names import Names
 
 
 @dataclass(slots=True)
@@ -52,3 +64,62 @@ def _split_loads(statements: list[Stmt]) -> tuple[list[Stmt], list[Stmt]]:
         if isinstance(statement, (Let, Load, Reduce)):
             computed.add(statement.name)
     return loads, rest
+
+
+def may_fetch(load: Load, full: Level, resident: bool) -> bool:
+    """Whether a load can go ahead of the arithmetic: it varies with the element, its address does
+    not hang on a value, and it is worth the registers.
+    """
+    if load.guards:
+        return False
+    return load.level is full or (load.wide and not load.across and not resident)
+
+
+def fetch(load: Load, buffer: str) -> Fetch:
+    """All vectors of a load at once."""
+    return Fetch(buffer, load.access, load.storage, load.wide)
+
+
+def recall(load: Load, buffer: str) -> Recall:
+    """What the load would have given, from the vectors that were fetched."""
+    return Recall(load.name, buffer, load.dtype, load.storage, load.wide)
+
+
+@dataclass(slots=True)
+class Fetches:
+    """Which loads of a kernel that reduces rows go ahead of the arithmetic.
+
+    A resident row is fetched before the first sweep, and in a later one what more than one needs;
+    a looped row tile by tile.
+    """
+
+    config: Config
+    _held: dict[str, str] = field(default_factory=dict)  # the vectors of a row that a thread has
+
+    def apart(
+        self, statements: list[Stmt], again: set[str], names: Names
+    ) -> tuple[list[Stmt], list[Stmt]]:
+        """What to fetch (and what to forget) before a sweep, and the statements of the sweep.
+
+        ``again``: the loads that more than one sweep has.
+        """
+        resident, first = self.config.resident, not self._held
+        fetches: list[Stmt] = []
+        rest: list[Stmt] = []
+        for statement in statements:
+            if not isinstance(statement, Load) or not may_fetch(statement, Level.TILE, resident):
+                rest.append(statement)
+                continue
+            held = self._held.get(statement.name)
+            if held is None and resident and not first and statement.name not in again:
+                rest.append(statement)
+                continue
+            if held is None:
+                held = self._held[statement.name] = names.user(f"{statement.name}_vectors")
+                fetches.append(fetch(statement, held))
+            elif not resident:
+                fetches.append(fetch(statement, held))
+            elif statement.wide and not self.config.keep:
+                fetches.append(Forget(held))
+            rest.append(recall(statement, held))
+        return fetches, rest

@@ -15,6 +15,8 @@ from fusec.codegen.kernel import (
     Comment,
     Convert,
     Expr,
+    Fetch,
+    Forget,
     Keep,
     Kernel,
     Let,
@@ -24,6 +26,7 @@ from fusec.codegen.kernel import (
     Recall,
     Reduce,
     Ref,
+    Rescale,
     Start,
     Stmt,
     Store,
@@ -51,6 +54,12 @@ def describe(kernel: Kernel) -> str:
             f"{'resident' if config.resident else 'looped'}{', even' if config.even else ''}"
             f"{', lanes along rows' if config.lanes_along_rows else ''}"
         )
+        if config.lanes > 1 or config.vectors > 1:
+            writer.line(
+                f"vectors of {config.lanes} lanes, {config.vectors} for each of {config.threads} "
+                f"threads"
+                + (f", a row shared by {config.cluster} blocks" if config.cluster > 1 else "")
+            )
         _body(kernel.body, writer)
     return writer.text()
 
@@ -97,6 +106,18 @@ def _running(statement: Stmt) -> str:
             return f"{accumulator.lanes} {accumulator.op.name}= {_text(value)}"
         case AddColumns(sums=sums, value=value):
             return f"{sums.lanes} sum= {_text(value)}, over the rows of the program"
+    return _between_sweeps(statement)
+
+
+def _between_sweeps(statement: Stmt) -> str:
+    """What a sweep leaves for another, or runs together with it."""
+    match statement:
+        case Fetch(buffer=buffer, access=access):
+            return f"{buffer} = fetch {_address(access)}"
+        case Forget(buffer=buffer):
+            return f"forget what was made of {buffer}"
+        case Rescale(largest=largest, total=total, value=value):
+            return f"{largest.lanes}, {total.lanes} = online max and sum of exp {_text(value)}"
         case Keep(buffer=buffer, value=value):
             return f"keep {buffer} = {_text(value)}"
         case Recall(name=name, buffer=buffer):

@@ -19,30 +19,39 @@ class Target:
 
     name: str
     masks: bool  # tiles overhang the data
-    keeps: bool  # a row's values can be buffered between sweeps
     wide_sums: bool  # float32 sums accumulate in float64
     wide_index: bool  # index variables are int64 whatever the sizes
-    online: bool  # a loop may run two reductions of which the second needs the first
+    online: tuple[str, ...]  # reductions that a loop may run together with one that needs them
     narrow_fast: bool  # the fast forms of functions are for 16-bit results and nothing else
+    tiles: bool  # a value along the columns is a whole tile, so a resident row needs no loop
 
 
 TRITON = Target(
     "triton",
     masks=True,
-    keeps=False,
     wide_sums=False,
     wide_index=False,
-    online=True,
+    online=("max", "mean"),
     narrow_fast=False,
+    tiles=True,
 )
 CPP = Target(
     "cpp",
     masks=False,
-    keeps=True,
     wide_sums=True,
     wide_index=True,
-    online=False,
+    online=(),
     narrow_fast=True,
+    tiles=False,
+)
+CUDA = Target(
+    "cuda",
+    masks=True,
+    wide_sums=False,
+    wide_index=False,
+    online=("max",),
+    narrow_fast=False,
+    tiles=False,
 )
 
 

@@ -5,7 +5,7 @@ A kernel walks ``rows`` by ``cols``. In the *flat* form there are only columns; 
 both are elementwise; in the *rows* form the columns are reduced. A value's ``level`` says which of
 the two it varies along.
 
-May import ``fusec.ir``.
+May import ``fusec.ir`` and ``codegen.config``.
 
 Statements and parameters are neither compared nor printed, which halves the cost of making these
 classes in every process.
@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from enum import Enum, Flag
 from typing import TypeAlias
 
+from fusec.codegen.config import Config as Config
 from fusec.ir.dtypes import DType
 from fusec.ir.ops import Op
 
@@ -154,6 +155,18 @@ class Load:
     guards: tuple[Expr, ...] = ()  # a gathered position has to be inside its row
     other: float | int = 0
     tile: str = ""  # the buffer that a tile of it is turned into, to be read along the columns
+    wide: bool = False  # moved as whole vectors
+    across: bool = False  # a wide one whose vectors lie across those of memory
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Fetch:
+    """All that a thread works on of a row, from memory into ``buffer``, as it is stored."""
+
+    buffer: str
+    access: Access
+    storage: DType
+    wide: bool
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -166,6 +179,7 @@ class Store:
     level: Level
     mask: Level = Level.UNIFORM
     block: str = ""  # the buffer that collects it on its way past the caches
+    wide: bool = False  # moved as whole vectors
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -214,6 +228,18 @@ class Accumulate:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Rescale:
+    """Take ``value`` into a running maximum and a sum of exponentials below it, which is rescaled
+    when the maximum grows.
+    """
+
+    largest: Accumulator
+    total: Accumulator
+    value: Expr
+    fast: bool
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Keep:
     """Remember a value of this sweep for a later one, in a buffer as long as the row."""
 
@@ -222,12 +248,25 @@ class Keep:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Forget:
+    """What was made of the fetched vectors in ``buffer`` is made again in the next sweep: carrying
+    it along would take more registers than the vectors do.
+    """
+
+    buffer: str
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Recall:
-    """``name`` = what :class:`Keep` stored."""
+    """``name`` = what :class:`Keep` stored, or what :class:`Fetch` brought, widened from
+    ``storage``.
+    """
 
     name: str
     buffer: str
     dtype: DType
+    storage: DType | None = None
+    wide: bool = False
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -263,8 +302,8 @@ class Sweep:
 
 
 Stmt: TypeAlias = (
-    "Comment | Let | Start | Load | Store | Reduce | Combine | Accumulate | AddColumns | Keep"
-    " | Recall | Sweep"
+    "Comment | Let | Start | Load | Fetch | Forget | Store | Reduce | Combine | Accumulate"
+    " | AddColumns | Rescale | Keep | Recall | Sweep"
 )
 
 
@@ -296,25 +335,6 @@ class Size:
 
     name: str
     source: tuple[str | int, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Config:
-    """Every choice about performance. ``lower.choose`` makes it; the tuner may make others."""
-
-    block_rows: int = 1
-    block_cols: int = 1024
-    warps: int = 4
-    stages: int = 1
-    registers: int = 0  # the most a thread may hold, 0 as the compiler likes
-    resident: bool = True  # the row fits the tile: no loop
-    even: bool = False  # the row fills the tile: no mask
-    wide_index: bool = False  # int64 offsets
-    splits: int = 1  # programs that share a row, each a part of its columns
-    prefetch: bool = False  # fetch the next row while this one is worked on
-    lanes_along_rows: bool = False  # the contiguous axis is the row axis (column reductions)
-    stream: bool = False  # results go to memory past the caches
-    chunks: int = 1  # programs, each with a block of the rows, that also sum columns over them
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -349,6 +369,7 @@ class Kernel:
     kept: tuple[tuple[str, DType], ...] = ()
     blocks: tuple[tuple[str, DType], ...] = ()  # results on their way past the caches
     ahead: tuple[Access, ...] = ()  # of which the next block is fetched while one is computed
+    start: Access | None = None  # where a row begins, if that may be between vectors
     divided: bool = False  # a program works on one of ``config.splits`` parts of its rows
     columns: tuple[ColumnSums, ...] = ()  # sums over the rows of each program
     flushes: bool = False  # functions may take subnormal numbers for 0

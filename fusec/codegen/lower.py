@@ -15,23 +15,27 @@ from __future__ import annotations
 
 from textwrap import dedent
 
-from fusec.codegen.body import Body
-from fusec.codegen.job import CPP, TRITON, Job, Target
+from fusec.codegen.body import Body, fetch, may_fetch, recall
+from fusec.codegen.job import CPP, CUDA, TRITON, Job, Target
 from fusec.codegen.kernel import (
     Access,
     Form,
     Kernel,
+    Let,
     Level,
     Load,
     Size,
     Stmt,
+    Store,
+    Sweep,
     Term,
 )
-from fusec.codegen.sweeps import Sweeps, reductions_of, sweeps_of
+from fusec.codegen.online import reductions_of, sweeps_of
+from fusec.codegen.sweeps import Sweeps
 from fusec.codegen.values import Values
 from fusec.ir.ops import Kind
 
-__all__ = ["CPP", "TRITON", "Job", "Target", "lower", "reductions_of", "sweeps_of"]
+__all__ = ["CPP", "CUDA", "TRITON", "Job", "Target", "lower", "reductions_of", "sweeps_of"]
 
 
 def lower(job: Job) -> Kernel:
@@ -41,8 +45,10 @@ def lower(job: Job) -> Kernel:
     values = Values(job)
     rows = job.form is Form.ROWS
     sweeps = Sweeps(values)
+    flat = _vector_body if job.target is CUDA else _flat_body
     swept = sweeps.part if job.part else sweeps.statements
-    body = swept() if rows else _flat_body(values)
+    body = swept() if rows else flat(values)
+    lead = job.config.lead
     return Kernel(
         name=values.names.user(f"{job.region.name}_{job.part}" if job.part else job.region.name),
         form=job.form,
@@ -55,6 +61,7 @@ def lower(job: Job) -> Kernel:
         kept=tuple((name, node.dtype.compute) for node, name in sweeps.kept.items()),
         blocks=tuple(values.blocks),
         ahead=_ahead(values, body) if job.config.prefetch and not rows else (),
+        start=None if lead is None else values.row_start(lead),
         divided=sweeps.divided,
         columns=tuple(sweeps.columns),
         flushes=_may_flush(values),
@@ -142,4 +149,30 @@ def _flat_body(values: Values) -> list[Stmt]:
     values.store(values.job.region.roots, computes, stores)
     body.add("compute", computes)
     body.add("store", stores)
+    return body.statements
+
+
+def _vector_body(values: Values) -> list[Stmt]:
+    """Elementwise work of threads that fetch several vectors before they compute."""
+    full = Level.COL if values.job.form is Form.FLAT else Level.TILE
+    statements: list[Stmt] = []
+    values.emit([n for n in values.nodes if n in values.reads or n.op.name == "input"], statements)
+    values.emit(values.nodes, statements)
+    values.store(values.job.region.roots, statements, statements)
+    body = Body()
+    fetches: list[Stmt] = []
+    work: list[Stmt] = []
+    outside: list[Stmt] = []
+    for statement in statements:
+        assert isinstance(statement, (Let, Load, Store))
+        if isinstance(statement, Load) and may_fetch(statement, full, resident=True):
+            held = values.names.user(f"{statement.name}_vectors")
+            fetches.append(fetch(statement, held))
+            work.append(recall(statement, held))
+        elif statement.level or isinstance(statement, Store):
+            work.append(statement)
+        else:
+            outside.append(statement)
+    body.add("load", fetches)
+    body.add("compute and store", [*outside, Sweep(tuple(work), ())])
     return body.statements

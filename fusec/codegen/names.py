@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import keyword
 import re
+from collections.abc import Iterable
 
 _CPP = """
 alignas alignof and and_eq asm auto bitand bitor bool break case catch char char8_t char16_t
@@ -34,6 +35,13 @@ lane threads sweep program split part first last chunk share chunks SPLITS
 step row_start row_end col_start col_end
 """
 
+# What generated CUDA calls its own; the other languages leave these to the user.
+_CUDA_OWN = """
+THREADS WARPS ROWS GROUP CLUSTER VECTORS TILE BLOCKS member length vector shift inside tile block
+scale wide_scale first_row head end edge first_col last_col col_blocks memcpy fma fmaf
+"""
+CUDA_WORDS = frozenset(_CUDA_OWN.split())
+
 RESERVED = frozenset(_CPP.split()) | frozenset(_CUDA.split()) | frozenset(_TRITON.split())
 RESERVED |= frozenset(_FUSEC.split()) | frozenset(keyword.kwlist) | frozenset(keyword.softkwlist)
 _ASCII = re.compile(r"[^0-9A-Za-z_]")
@@ -45,6 +53,10 @@ class Names:
     def __init__(self) -> None:
         self._taken: set[str] = set()
         self._serial = 0
+
+    def reserve(self, names: Iterable[str]) -> None:
+        """Hand out none of these."""
+        self._taken.update(names)
 
     def user(self, wanted: str) -> str:
         """``wanted``, made legal and unique."""

@@ -12,10 +12,11 @@ May import ``fusec.ir``, ``codegen.kernel``, ``codegen.parameters`` and ``codege
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fusec.codegen.kernel import (
+    Accumulator,
     Apply,
     Convert,
     Expr,
@@ -26,14 +27,17 @@ from fusec.codegen.kernel import (
     Masked,
     Reduce,
     Ref,
+    Rescale,
     Start,
     Stmt,
 )
+from fusec.codegen.layout import region_nodes
 from fusec.codegen.parameters import accumulated
 from fusec.codegen.values import Values
 from fusec.ir.dtypes import BOOL, I32, I64, DType
 from fusec.ir.node import Node
 from fusec.ir.ops import OPS, Kind
+from fusec.passes.fuse import Region
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +57,17 @@ class Pair:
         return self.first.op.name == "mean"
 
 
-def pairs(nodes: Iterable[Node], known: Iterable[Node] = ()) -> dict[Node, Pair]:
-    """The pairs among ``nodes``, by their second reduction; ``known`` ones are only read."""
+def pairs(
+    nodes: Iterable[Node], known: Iterable[Node] = (), firsts: Sequence[str] = ("max", "mean")
+) -> dict[Node, Pair]:
+    """The pairs among ``nodes``, by their second reduction; ``known`` ones are only read, and the
+    first of a pair is one of ``firsts``.
+    """
     found: dict[Node, Pair] = {}
     taken = set(known)
     for node in nodes:
         pair = _pair(node) if node not in taken else None
-        if pair is not None and pair.first not in taken:
+        if pair is not None and pair.first not in taken and pair.first.op.name in firsts:
             found[node] = pair
             taken |= {pair.first, node}
     return found
@@ -127,6 +135,11 @@ class Online:
     def _second(self) -> Ref:
         return Ref(self.values.name(self.pair.second), self._kind, self._level)
 
+    @property
+    def _result(self) -> Ref:
+        """The second reduction, when its running value has become that."""
+        return Ref(self.values.name(self.pair.second), self._kind, self._level)
+
     def starts(self) -> list[Stmt]:
         """What the running values are before the first tile."""
         running = [(self._first, 0.0 if self.pair.variance else -math.inf), (self._second, 0.0)]
@@ -148,16 +161,17 @@ class Online:
         if self.pair.variance:
             if self.pair.second.op.name == "sum":
                 count = Convert(self._size("cols"), self._kind, Level.UNIFORM)
-                out.append(Let(second.name, self._apply("mul", second, count), self._level))
+                out.append(Let(self._result.name, self._apply("mul", second, count), self._level))
         elif self.pair.guarded:
             above = self._test("eq", first, self._number(math.inf))
             capped = self._apply("where", above, self._number(math.inf), second)
-            out.append(Let(second.name, capped, self._level))
+            out.append(Let(self._result.name, capped, self._level))
         else:  # an infinite maximum makes every exponential NaN
             undefined = self._apply("sub", first, first)
-            out.append(Let(second.name, self._apply("add", second, undefined), self._level))
+            total = self._apply("add", second, undefined)
+            out.append(Let(self._result.name, total, self._level))
         self.values.at_hand[self.pair.first] = first
-        self.values.at_hand[self.pair.second] = second
+        self.values.at_hand[self.pair.second] = self._result
 
     def combine(self, out: list[Stmt]) -> None:
         """The running values of the whole row from those of its parts."""
@@ -299,13 +313,57 @@ class Online:
         return ref
 
 
-def stages(nodes: Iterable[Node], known: Iterable[Node], online: bool) -> dict[Node, int]:
+@dataclass(slots=True)
+class LaneOnline(Online):
+    """The pair of a maximum and a sum, where each thread runs both on its own and threads join
+    theirs after the sweep. ``total``: the name of the sum before what :meth:`finish` does.
+    """
+
+    total: str = ""
+
+    @property
+    def _second(self) -> Ref:
+        return Ref(self.total, self._kind, self._level)
+
+    def starts(self) -> list[Stmt]:
+        return []
+
+    def update(self, out: list[Stmt]) -> None:
+        largest, total = self.accumulators()
+        value = self._masked(self.values.at_hand[self.pair.value], -math.inf)
+        fast = self.values.fast(self.pair.second.args[0])
+        out.append(Rescale(largest, total, value, fast))
+
+    def accumulators(self) -> tuple[Accumulator, Accumulator]:
+        """The running maximum and the running sum of a thread."""
+        kind = self._kind
+        largest, total = self._first.name, self.total
+        return (
+            Accumulator(
+                largest, f"{largest}_part", OPS["max"], kind, kind, self._number(-math.inf), kind
+            ),
+            Accumulator(total, f"{total}_part", OPS["sum"], kind, kind, self._number(0.0), kind),
+        )
+
+
+def stages(nodes: Iterable[Node], known: Iterable[Node], online: Sequence[str]) -> dict[Node, int]:
     """How many sweeps have to be over before each node (arguments first) is known."""
     nodes, known = list(nodes), set(known)
-    joined = pairs(nodes, known) if online else {}
+    joined = pairs(nodes, known, online)
     found: dict[Node, int] = {}
     for node in nodes:
         below = 0 if node in known else max((found[a] for a in node.args), default=0)
         reduces = node.op.kind is Kind.REDUCTION and node not in known
         found[node] = found[joined[node].first] if node in joined else below + reduces
     return found
+
+
+def reductions_of(region: Region) -> list[Node]:
+    """The reductions a region computes, in program order."""
+    stop = {node for _, node in region.reads}
+    return [n for n in region_nodes(region) if n.op.kind is Kind.REDUCTION and n not in stop]
+
+
+def sweeps_of(region: Region, online: Sequence[str]) -> int:
+    """How many times a region's kernel has to go over its rows before every reduction is known."""
+    return max(stages(region_nodes(region), [node for _, node in region.reads], online).values())

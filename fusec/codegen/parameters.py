@@ -120,6 +120,23 @@ class Parameters:
         terms = (Term("program", self.size("cols", "cols")), Term("col", 1))
         return Access(self.pointers[key].name, terms)
 
+    def wide(self, operand_position: int) -> bool:
+        """Whether an operand is moved as whole vectors: they lie side by side along the columns."""
+        layout, config = self.job.layout, self.job.config
+        if config.lanes == 1 or operand_position in config.narrow or len(layout.cols) != 1:
+            return operand_position in config.across
+        return layout.strides[operand_position][-1] == 1
+
+    def across(self, operand_position: int) -> bool:
+        """Whether the vectors of an operand lie across those of memory."""
+        return operand_position in self.job.config.across
+
+    def row_start(self, operand_position: int) -> Access:
+        """The address at which an operand's row begins."""
+        operand = self.job.accesses[operand_position]
+        access = self.access(operand_position, operand.name, operand.kind == "root")
+        return Access(access.buffer, tuple(t for t in access.terms if t.variable != "col"))
+
     def mask(self, level: Level) -> Level:
         """The guards a load or store at ``level`` needs."""
         if not self.job.target.masks:

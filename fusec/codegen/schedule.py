@@ -58,7 +58,7 @@ def choose_triton(
         return Config(1, elements, warps=4, wide_index=wide)
     if form is Form.TILE:
         return _tile(arrangement, wide, elements)
-    if _rows_contiguous(arrangement):
+    if rows_contiguous(arrangement):
         return _columns(accesses, arrangement, wide)
     config = _rows(accesses, arrangement, wide)
     return config if config.resident else _shared(config, arrangement, narrow)
@@ -67,7 +67,7 @@ def choose_triton(
 def _shared(config: Config, arrangement: Arrangement, narrow: bool) -> Config:
     """A looping kernel, or where rows are few one whose programs share them."""
     block = LONG_SHARE_BLOCK if arrangement.cols >= LONG_SHARE_COLUMNS else SHARE_BLOCK
-    splits = _splits(arrangement.rows, arrangement.cols, block)
+    splits = splits_of(arrangement.rows, arrangement.cols, block)
     if arrangement.rows > BUSY_ROWS or splits == 1:
         return config
     warps = block // (1024 if narrow else 512)
@@ -88,13 +88,13 @@ def _columns(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool
         rows, cols, warps = (128, 16, 2) if narrow and across >= 32768 else (64, 64, 2)
         if across % 16 or across <= 64:  # narrow loads, or too few programs, want more warps
             rows, cols, warps = 64, 64, 4
-        splits = _splits(2 * -(-across // rows), along, 4 * cols)
+        splits = splits_of(2 * -(-across // rows), along, 4 * cols)
     return Config(
         rows, cols, warps, resident=False, wide_index=wide, splits=splits, lanes_along_rows=True
     )
 
 
-def _splits(programs: int, length: int, least: int) -> int:
+def splits_of(programs: int, length: int, least: int) -> int:
     """How many programs share a reduction: enough to fill the GPU, of ``least`` elements each."""
     wanted = min(FULL_GRID // programs, length // least)
     return 1 if wanted < 2 else 1 << (wanted.bit_length() - 1)
@@ -111,7 +111,7 @@ def _tile(arrangement: Arrangement, wide: bool, elements: int) -> Config:
 def _rows(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -> Config:
     """A row in registers while its tiles fit, else a loop; several short rows to a program."""
     block = _cover(arrangement.cols)
-    full = [o for k, o in enumerate(accesses) if _is_tile(k, arrangement)]
+    full = [o for k, o in enumerate(accesses) if is_tile(k, arrangement)]
     read = [o for o in full if o.kind != "root"]
     stored = max((o.node.dtype.itemsize for o in full), default=4)
     if block * 4 * -(-max(1, len(read)) // 2) > RESIDENT_BYTES:  # two are mostly joined at once
@@ -129,7 +129,7 @@ def _rows(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -
     return Config(1, block, warps, even=even, wide_index=wide)
 
 
-def _is_tile(operand: int, arrangement: Arrangement) -> bool:
+def is_tile(operand: int, arrangement: Arrangement) -> bool:
     """Whether an operand varies along both the rows and the columns, as a row of data does."""
     strides = arrangement.layout.strides[operand]
     rows = len(arrangement.layout.rows)
@@ -150,6 +150,8 @@ def takes_columns(config: Config, arrangement: Arrangement, columns: int, backen
     layout = arrangement.layout
     if len(layout.rows) != 1 or len(layout.cols) != 1 or config.lanes_along_rows:
         return False
+    if backend == "cuda":  # its kernels take no sums over rows along
+        return False
     if row_chunks(arrangement.rows, backend) < 2:
         return False
     if backend == "cpp":
@@ -163,7 +165,7 @@ def _cover(columns: int, least: int = SMALLEST_BLOCK) -> int:
     return max(least, 1 << max(0, columns - 1).bit_length())
 
 
-def _rows_contiguous(arrangement: Arrangement) -> bool:
+def rows_contiguous(arrangement: Arrangement) -> bool:
     """Whether memory runs along the rows:
 
     Some operand steps by 1 there, and none that varies along both does along the columns.
@@ -182,7 +184,7 @@ def choose_cpp(form: Form, accesses: tuple[Operand, ...], arrangement: Arrangeme
     """The Config of a C++ kernel: which axis the lanes run along, whether loops go in tiles, and
     whether results pass by the caches.
     """
-    along = form is Form.ROWS and _rows_contiguous(arrangement)
+    along = form is Form.ROWS and rows_contiguous(arrangement)
     side = CPU_TILE if form is Form.TILE and _turned(arrangement) else 1
     stream = side == 1 and not along and _is_large(accesses, arrangement)
     if form is Form.ROWS:
@@ -198,6 +200,7 @@ def choose_cpp(form: Form, accesses: tuple[Operand, ...], arrangement: Arrangeme
         prefetch=near,
         lanes_along_rows=along,
         stream=stream,
+        keep=form is Form.ROWS and not along,
     )
 
 

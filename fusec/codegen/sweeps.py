@@ -8,17 +8,18 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from fusec.codegen.body import Body
+from fusec.codegen.body import Body, Fetches
+from fusec.codegen.job import CUDA
 from fusec.codegen.kernel import (
     Access,
     Accumulate,
     Accumulator,
     AddColumns,
-    Apply,
     ColumnSums,
     Combine,
     Convert,
-    Expr,
+    Fetch,
+    Forget,
     Keep,
     Level,
     Literal,
@@ -32,16 +33,13 @@ from fusec.codegen.kernel import (
     Sweep,
     Term,
 )
-from fusec.codegen.layout import region_nodes
-from fusec.codegen.online import Online, Pair, pairs, stages
+from fusec.codegen.online import LaneOnline, Online, Pair, pairs, stages
 from fusec.codegen.parameters import accumulated
+from fusec.codegen.running import as_result, identity, running_types
 from fusec.codegen.values import Values
-from fusec.ir.dtypes import BOOL, F32, F64, I32, DType
 from fusec.ir.node import Node
 from fusec.ir.ops import OPS, Kind
-from fusec.passes.fuse import Region, Root
-
-SUMS = ("sum", "mean", "prod")
+from fusec.passes.fuse import Root
 
 
 @dataclass(slots=True)
@@ -54,7 +52,12 @@ class Sweeps:
     columns: list[ColumnSums] = field(default_factory=list)
     _stage: dict[Node, int] = field(default_factory=dict)
     _pairs: dict[Node, Pair] = field(default_factory=dict)  # by their second reduction
+    _again: set[Node] = field(default_factory=set)  # read in more than one sweep
+    _fetches: Fetches = field(init=False)
     _done: set[Node] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self._fetches = Fetches(self.values.job.config)
 
     def statements(self) -> list[Stmt]:
         """Everything the kernel does, sweep after sweep."""
@@ -131,13 +134,21 @@ class Sweeps:
             pair = self._pairs.get(node) or self._pair_of_first.get(node)
             if pair is not None:
                 if node not in values.at_hand:
-                    Online(values, pair).combine(out)
+                    self._online(pair, raw=False).combine(out)
                 continue
             name, kind, level = values.name(node), accumulated(node), values.levels[node]
-            values.at_hand[node] = _as_result(node, Ref(name, kind, level))
+            values.at_hand[node] = as_result(node, Ref(name, kind, level))
             access = values.part(node, written=False)
             out.append(Combine(name, node.op, access, kind, values.mask(level)))
         return out
+
+    def _online(self, pair: Pair, raw: bool) -> Online:
+        """How the target runs a pair; ``raw``: its running values are what the kernel stores."""
+        values = self.values
+        if values.job.target is not CUDA:
+            return Online(values, pair)
+        name = values.name(pair.second)
+        return LaneOnline(values, pair, name if raw else values.names.user(f"{name}_total"))
 
     def _store_part(self, node: Node) -> Store:
         values, level = self.values, self.values.levels[node]
@@ -151,9 +162,12 @@ class Sweeps:
     def _find_stages(self) -> None:
         """How many sweeps have to be over before each value is known."""
         values = self.values
-        online = values.job.target.online and not values.job.config.resident
+        job = values.job
+        # Where blocks share a resident row they meet once for both reductions of a pair.
+        alone = job.config.resident and job.config.cluster == 1
+        online = () if alone else job.target.online
         self._stage = stages(values.nodes, values.reads, online)
-        self._pairs = pairs(values.nodes, values.reads) if online else {}
+        self._pairs = pairs(values.nodes, values.reads, online)
 
     @property
     def _pair_of_first(self) -> dict[Node, Pair]:
@@ -179,8 +193,7 @@ class Sweeps:
 
         Those worth keeping get their buffer.
         """
-        keeps = self.values.job.target.keeps and not self.values.job.config.lanes_along_rows
-        costly = self._costly() if keeps else set()
+        costly = self._costly() if self.values.job.config.keep else set()
         computed: set[Node] = set()
         needed: dict[int, list[Node]] = {}
         for sweep in range(1, last + 2):
@@ -193,6 +206,7 @@ class Sweeps:
                 if node in recalled and node not in self.kept:
                     stem = self.values.job.graph.side.names.get(node, node.op.name)
                     self.kept[node] = self.values.names.user(f"{stem}_row")
+            self._again |= found & computed
             computed |= found
             needed[sweep] = [n for n in self.values.nodes if n in found]
         return needed
@@ -230,20 +244,11 @@ class Sweeps:
         Straight code when it is resident (the stores are returned), else a loop.
         """
         values = self.values
-        resident = values.job.config.resident
+        resident = values.job.config.resident and values.job.target.tiles
         outside = dict(values.at_hand)
-        fresh: list[Stmt] = []
-        for node in needed:
-            if node in self.kept and node in self._done:
-                name, kind = values.name(node), node.dtype.compute
-                fresh.append(Recall(name, self.kept[node], kind))
-                values.at_hand[node] = Ref(name, kind, values.levels[node])
-        values.emit(needed, fresh)
-        for node in needed:
-            if node in self.kept and node not in self._done:
-                fresh.append(Keep(self.kept[node], values.at_hand[node]))
-        self._done.update(needed)
-        online = [Online(values, self._pairs[n]) for n in reductions if n in self._pairs]
+        fresh = self._elements(needed)
+        stored_raw = bool(values.job.part)
+        online = [self._online(self._pairs[n], stored_raw) for n in reductions if n in self._pairs]
         for pair in online:
             pair.update(fresh)
         alone = [
@@ -259,10 +264,13 @@ class Sweeps:
         for node in needed:
             if node not in outside:
                 values.at_hand.pop(node, None)
-        accumulators = tuple(a for a in running if a is not None)
+        joint = [a for p in online if isinstance(p, LaneOnline) for a in p.accumulators()]
+        accumulators = (*joint, *(a for a in running if a is not None))
+        if values.job.target is CUDA:
+            fresh = self._fetched(needed, fresh, body)
         ahead = self._ahead(reductions, fresh)
         target = self._target(reductions) if ahead else ()
-        backwards = values.job.target.online and not reductions
+        backwards = values.job.target.masks and not reductions
         loop = Sweep((*fresh, *stored), accumulators, ahead, target, backwards)
         starts = [start for pair in online for start in pair.starts()]
         ends: list[Stmt] = []
@@ -283,6 +291,33 @@ class Sweeps:
             self.columns.append(sums)
             found.append(AddColumns(sums, self.values.at_hand[node]))
         return found
+
+    def _elements(self, needed: list[Node]) -> list[Stmt]:
+        """The values along the columns, computed, or remembered from an earlier sweep."""
+        values = self.values
+        fresh: list[Stmt] = []
+        for node in needed:
+            if node in self.kept and node in self._done:
+                name, kind = values.name(node), node.dtype.compute
+                fresh.append(Recall(name, self.kept[node], kind))
+                values.at_hand[node] = Ref(name, kind, values.levels[node])
+        values.emit(needed, fresh)
+        for node in needed:
+            if node in self.kept and node not in self._done:
+                fresh.append(Keep(self.kept[node], values.at_hand[node]))
+        self._done.update(needed)
+        return fresh
+
+    def _fetched(self, needed: list[Node], statements: list[Stmt], body: Body) -> list[Stmt]:
+        """The statements of a sweep with its loads ahead of the arithmetic."""
+        values = self.values
+        again = {values.name(n) for n in needed if n in self._again}
+        fetches, rest = self._fetches.apart(statements, again, values.names)
+        if not values.job.config.resident:
+            return [*fetches, *rest]
+        body.add("load", [s for s in fetches if isinstance(s, Fetch)])
+        body.statements.extend(s for s in fetches if isinstance(s, Forget))
+        return rest
 
     def _ahead(self, reductions: list[Node], loads: list[Stmt]) -> tuple[Access, ...]:
         """What to fetch of the next row: the first sweep waits for memory, a later one computes."""
@@ -310,20 +345,21 @@ class Sweeps:
         values, config = self.values, self.values.job.config
         argument = values.at_hand[node.args[0]]
         kind = accumulated(node)
-        running, carry = _running_types(values, node, kind)
+        running, carry = running_types(values, node, kind)
         if argument.dtype is not running:
             argument = Convert(argument, running, argument.level)
-        identity = Literal(_identity(node, running), running)
+        least = Literal(identity(node, running), running)
         if values.job.target.masks and not (config.resident and config.even):
-            argument = Masked(argument, identity, running, argument.level)
+            argument = Masked(argument, least, running, argument.level)
         name, level = values.name(node), values.levels[node]
-        values.at_hand[node] = _as_result(node, Ref(name, kind, level))
-        if config.resident:
+        values.at_hand[node] = as_result(node, Ref(name, kind, level))
+        if config.resident and values.job.target.tiles:
             out.append(Reduce(name, node.op, argument, kind))
             return None
         # A part of a mean is a sum: it is divided once, when the parts are combined.
         op = OPS["sum"] if values.job.part and node.op.name == "mean" else node.op
-        accumulator = Accumulator(name, f"{name}_lanes", op, kind, running, identity, carry)
+        lanes = f"{name}_part" if values.job.target is CUDA else f"{name}_lanes"
+        accumulator = Accumulator(name, lanes, op, kind, running, least, carry)
         out.append(Accumulate(accumulator, argument))
         return accumulator
 
@@ -332,39 +368,6 @@ def _is_row(access: Access) -> bool:
     """Whether an address runs along a row of memory, one row behind the other."""
     variables = {term.variable for term in access.terms}
     return variables == {"row", "col"} and Term("col", 1) in access.terms
-
-
-def _running_types(values: Values, node: Node, kind: DType) -> tuple[DType, DType]:
-    """The type of a reduction's lanes, and the wider one they are carried into now and then."""
-    if not values.job.target.wide_sums or kind is not F32 or node.op.name not in SUMS:
-        return kind, kind
-    # A mean has to stay finite where float32 lanes overflow, and a product cannot be carried.
-    if values.job.config.lanes_along_rows or node.op.name != "sum":
-        return F64, F64
-    return F32, F64
-
-
-def _as_result(node: Node, value: Ref) -> Expr:
-    """The value of a reduction from what it runs in."""
-    if node.dtype is not BOOL:
-        return value
-    return Apply(OPS["ne"], (value, Literal(0, I32)), BOOL, I32, value.level)
-
-
-def reductions_of(region: Region) -> list[Node]:
-    """The reductions a region computes, in program order."""
-    stop = {node for _, node in region.reads}
-    return [n for n in region_nodes(region) if n.op.kind is Kind.REDUCTION and n not in stop]
-
-
-def sweeps_of(region: Region, online: bool) -> int:
-    """How many times a region's kernel has to go over its rows before every reduction is known."""
-    return max(stages(region_nodes(region), [node for _, node in region.reads], online).values())
-
-
-def _identity(node: Node, kind: DType) -> int | float:
-    assert node.op.identity is not None, node.op.name
-    return node.op.identity(BOOL if node.dtype is BOOL else kind)
 
 
 def _title(values: Values, reductions: list[Node], stores: list[Root]) -> str:

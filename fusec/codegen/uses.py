@@ -5,7 +5,7 @@ May import ``fusec.ir`` and ``codegen.kernel``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from fusec.codegen.kernel import (
     Accumulate,
@@ -13,11 +13,13 @@ from fusec.codegen.kernel import (
     Apply,
     Convert,
     Expr,
+    Fetch,
     Keep,
     Let,
     Load,
     Masked,
     Ref,
+    Rescale,
     Stmt,
     Store,
     Sweep,
@@ -31,7 +33,7 @@ def dtype_of(statement: Let | Load) -> DType:
 
 
 def _expressions(statement: Stmt) -> list[Expr]:
-    if isinstance(statement, (Let, Store, Accumulate, AddColumns, Keep)):
+    if isinstance(statement, (Let, Store, Accumulate, AddColumns, Rescale, Keep)):
         return [statement.value]
     if isinstance(statement, Load):
         return list(statement.guards)
@@ -44,7 +46,7 @@ def reads(statements: Iterable[Stmt]) -> set[str]:
     for statement in statements:
         if isinstance(statement, Sweep):
             used |= reads(statement.body)
-        elif isinstance(statement, (Load, Store)):
+        elif isinstance(statement, (Load, Store, Fetch)):
             used |= {t.variable for t in statement.access.terms}
         used |= {name for e in _expressions(statement) for name in _names(e)}
     return used
@@ -59,3 +61,22 @@ def _names(expression: Expr) -> set[str]:
     if isinstance(expression, Apply):
         return {name for a in expression.args for name in _names(a)}
     return set()
+
+
+def asks_where(statements: Sequence[Stmt]) -> bool:
+    """Whether the statements of a vector ask where it is."""
+    moves = any(isinstance(s, (Load, Store, Fetch)) for s in statements)
+    return moves or bool(mentioned(statements) & {"col", "i", "inside"})
+
+
+def mentioned(statements: Sequence[Stmt]) -> set[str]:
+    """Which of ``col``, ``i`` and ``inside`` the statements of a lane need."""
+    used = reads(s for s in statements if not (isinstance(s, (Load, Store, Fetch)) and s.wide))
+    for statement in statements:
+        guarded = isinstance(statement, (Load, Store, Fetch)) and not statement.wide
+        masked = isinstance(statement, (Accumulate, Rescale)) and isinstance(
+            statement.value, Masked
+        )
+        if guarded or masked:
+            used.add("inside")
+    return used

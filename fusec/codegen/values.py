@@ -13,6 +13,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from fusec.codegen.cuda_helpers import words
+from fusec.codegen.job import CUDA
 from fusec.codegen.kernel import (
     Access,
     Apply,
@@ -56,6 +58,8 @@ class Values(Parameters):
 
     def __post_init__(self) -> None:
         region = self.job.region
+        if self.job.target is CUDA:
+            self.names.reserve(words())
         self.reads = {node: name for name, node in region.reads}
         self.nodes = region_nodes(region)
         self._uses = dict.fromkeys(self.nodes, 0)
@@ -73,6 +77,10 @@ class Values(Parameters):
                     self._lifted.add(argument)
                 if node.op.name != "cast":
                     self._bare.add(argument)
+        self._point()
+
+    def _point(self) -> None:
+        """A pointer for each buffer that is read or written."""
         for position, operand in enumerate(self.job.accesses):
             written = operand.kind == "root"
             if not written:
@@ -191,8 +199,18 @@ class Values(Parameters):
         storage = self.pointers[operand.name, False].storage
         compute = storage.compute
         tile = self.names.user(f"{operand.name}_tile") if self._is_turned(access) else ""
-        mask = self.mask(level)
-        out.append(Load(self.name(node), access, storage, compute, level, mask, tile=tile))
+        load = Load(
+            self.name(node),
+            access,
+            storage,
+            compute,
+            level,
+            self.mask(level),
+            tile=tile,
+            wide=self.wide(position),
+            across=self.across(position),
+        )
+        out.append(load)
         return Ref(self.name(node), compute, level)
 
     def _is_turned(self, access: Access) -> bool:
@@ -322,14 +340,16 @@ class Values(Parameters):
         """
         for root in roots:
             level = self.levels[root.node]
-            access = self.root_access(root)
+            position = self._root_position(root)
+            access = self.access(position, root.name, written=True)
             storage = self.pointers[root.name, True].storage
             value = self.at_hand[root.node]
             if not isinstance(value, (Ref, Literal)):
                 work.append(Let(self.name(root.node), value, level))
                 value = self.at_hand[root.node] = Ref(self.name(root.node), value.dtype, level)
             block = self._block(root, access, storage)
-            out.append(Store(access, value, storage, level, self.mask(level), block))
+            mask, wide = self.mask(level), self.wide(position)
+            out.append(Store(access, value, storage, level, mask, block, wide))
 
     def _block(self, root: Root, access: Access, storage: DType) -> str:
         """The buffer that collects a result which is to go past the caches, if it is to."""
@@ -342,9 +362,11 @@ class Values(Parameters):
 
     def root_access(self, root: Root) -> Access:
         """The address at which a root is stored."""
+        return self.access(self._root_position(root), root.name, written=True)
+
+    def _root_position(self, root: Root) -> int:
         accesses = enumerate(self.job.accesses)
-        position = next(k for k, o in accesses if o.kind == "root" and o.name == root.name)
-        return self.access(position, root.name, written=True)
+        return next(k for k, o in accesses if o.kind == "root" and o.name == root.name)
 
 
 def _is_position(expression: Expr) -> bool:

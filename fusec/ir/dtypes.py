@@ -32,6 +32,7 @@ class DType:
     torch: str
     triton: str
     cpp: str
+    cuda: str
     category: Category
     bits: int
     signed: bool = True
@@ -88,18 +89,18 @@ class DType:
 
 _F, _I, _B = Category.FLOAT, Category.INTEGER, Category.BOOL
 
-F64 = DType("f64", "float64", "float64", "double", _F, 64)
-F32 = DType("f32", "float32", "float32", "float", _F, 32)
-F16 = DType("f16", "float16", "float16", "fusec::f16", _F, 16)
-BF16 = DType("bf16", "bfloat16", "bfloat16", "fusec::bf16", _F, 16)
-F8E4M3 = DType("f8e4m3", "float8_e4m3fn", "float8e4nv", "fusec::f8e4m3", _F, 8)
-F8E5M2 = DType("f8e5m2", "float8_e5m2", "float8e5", "fusec::f8e5m2", _F, 8)
-I64 = DType("i64", "int64", "int64", "int64_t", _I, 64)
-I32 = DType("i32", "int32", "int32", "int32_t", _I, 32)
-I16 = DType("i16", "int16", "int16", "int16_t", _I, 16)
-I8 = DType("i8", "int8", "int8", "int8_t", _I, 8)
-U8 = DType("u8", "uint8", "uint8", "uint8_t", _I, 8, signed=False)
-BOOL = DType("bool", "bool", "int1", "bool", _B, 1)
+F64 = DType("f64", "float64", "float64", "double", "double", _F, 64)
+F32 = DType("f32", "float32", "float32", "float", "float", _F, 32)
+F16 = DType("f16", "float16", "float16", "fusec::f16", "float16", _F, 16)
+BF16 = DType("bf16", "bfloat16", "bfloat16", "fusec::bf16", "bfloat16", _F, 16)
+F8E4M3 = DType("f8e4m3", "float8_e4m3fn", "float8e4nv", "fusec::f8e4m3", "float8_e4m3", _F, 8)
+F8E5M2 = DType("f8e5m2", "float8_e5m2", "float8e5", "fusec::f8e5m2", "float8_e5m2", _F, 8)
+I64 = DType("i64", "int64", "int64", "int64_t", "long long", _I, 64)
+I32 = DType("i32", "int32", "int32", "int32_t", "int", _I, 32)
+I16 = DType("i16", "int16", "int16", "int16_t", "short", _I, 16)
+I8 = DType("i8", "int8", "int8", "int8_t", "signed char", _I, 8)
+U8 = DType("u8", "uint8", "uint8", "uint8_t", "unsigned char", _I, 8, signed=False)
+BOOL = DType("bool", "bool", "int1", "bool", "bool", _B, 1)
 
 ALL: tuple[DType, ...] = (F64, F32, F16, BF16, F8E4M3, F8E5M2, I64, I32, I16, I8, U8, BOOL)
 _BY_NAME = {d.name: d for d in ALL}

@@ -141,6 +141,7 @@ class Op:
     torch: str | Callable[..., Any]
     triton: Lowering
     cpp: Lowering
+    cuda: Lowering
     sympy: str | None = None
     domain: tuple[float, float] = (-4.0, 4.0)
     costly: bool = False  # worth keeping rather than computing twice
@@ -164,10 +165,8 @@ _LOW = 5
 
 
 def _leaf(name: str, doc: str, arity: int = 0, derivative: Derivative | None = None) -> Op:
-    return Op(
-        name, doc, arity, Kind.LEAF, Rule.SPECIAL, name, _NOT_PRINTED, _NOT_PRINTED,
-        derivative=derivative,
-    )  # fmt: skip
+    spelled = (_NOT_PRINTED,) * 3
+    return Op(name, doc, arity, Kind.LEAF, Rule.SPECIAL, name, *spelled, derivative=derivative)
 
 
 def _unary(
@@ -176,6 +175,7 @@ def _unary(
     *,
     triton: Lowering | Form,
     cpp: Lowering | Form | None = None,
+    cuda: Lowering | Form | None = None,
     rule: Rule = Rule.FLOAT,
     torch: str | Callable[..., Any] | None = None,
     sympy: str | None = None,
@@ -186,8 +186,8 @@ def _unary(
 ) -> Op:
     return Op(
         name, doc, 1, Kind.ELEMENTWISE, rule, torch or name, _lowering(triton),
-        _lowering(cpp or Call(f"fusec::{name}")), sympy, domain, costly, symbol,
-        derivative=derivative,
+        _lowering(cpp or Call(f"fusec::{name}")), _lowering(cuda or _cuda(name)), sympy, domain,
+        costly, symbol, derivative=derivative,
     )  # fmt: skip
 
 
@@ -197,6 +197,7 @@ def _binary(
     *,
     triton: Lowering | Form,
     cpp: Lowering | Form | None = None,
+    cuda: Lowering | Form | None = None,
     rule: Rule = Rule.PROMOTE,
     torch: str | Callable[..., Any] | None = None,
     sympy: str | None = None,
@@ -207,8 +208,8 @@ def _binary(
 ) -> Op:
     return Op(
         name, doc, 2, Kind.ELEMENTWISE, rule, torch or name, _lowering(triton),
-        _lowering(cpp or Call(f"fusec::{name}")), sympy, domain, costly, symbol,
-        derivative=derivative,
+        _lowering(cpp or Call(f"fusec::{name}")), _lowering(cuda or _cuda(name)), sympy, domain,
+        costly, symbol, derivative=derivative,
     )  # fmt: skip
 
 
@@ -232,6 +233,7 @@ def _infix(
         doc,
         triton=both,
         cpp=both,
+        cuda=both,
         rule=rule,
         sympy=sympy,
         symbol=symbol,
@@ -253,11 +255,15 @@ def _reduction(
     triton: str,
     identity: Callable[[DType], int | float],
     cpp: str = "fusec::finish_{name}({{0}})",
+    cuda: str,
     empty: float | None = None,
     derivative: Derivative | None = None,
 ) -> Op:
-    """``triton`` and ``cpp`` combine the lanes of a block; ``combine`` joins two values."""
-    lowerings = Lowering(Template(triton)), Lowering(Template(cpp.format(name=name)))
+    """``triton`` and ``cpp`` combine the lanes of a block, ``cuda`` names what joins the parts of
+    two threads; ``combine`` joins two values.
+    """
+    block = Lowering(Template(triton)), Lowering(Template(cpp.format(name=name)))
+    lowerings = (*block, Lowering(Call(cuda)))
     return Op(
         name, doc, 1, Kind.REDUCTION, rule, torch, *lowerings, identity=identity, combine=combine,
         empty=empty, derivative=derivative,
@@ -266,6 +272,12 @@ def _reduction(
 
 def _lowering(form: Lowering | Form) -> Lowering:
     return form if isinstance(form, Lowering) else Lowering(form)
+
+
+def _cuda(name: str, fast: str | None = None) -> Lowering:
+    """A function of the CUDA mathematics library, which has one for each width."""
+    quick = Call(fast) if fast else None
+    return Lowering(Call(f"{name}f"), fast=quick, double=Call(name))
 
 
 def _libdevice(name: str, fast: str | None = None) -> Lowering:
@@ -297,33 +309,39 @@ _ROWS: tuple[Op, ...] = (
         symbol="/",
         triton=Lowering(Call("tl.div_rn"), fast=Infix("/", 12), double=Infix("/", 12)),
         cpp=Infix("/", 12),
+        cuda=Lowering(Infix("/", 12), fast=Call("quick_divide"), double=Infix("/", 12)),
         derivative=lambda o, g, y, a, b: (g / b, -g * (y / b)),
     ),
     _binary(
         "floor_divide", "quotient rounded towards minus infinity", symbol="//", costly=True,
         sympy=None,
         triton=Lowering(Call("_floor_divide"), integer=Call("_floor_divide_int")),
+        cuda=Lowering(Call("floor_divide"), integer=Call("floor_divide_int")),
     ),
     _binary(
         "remainder", "remainder with the sign of the divisor", symbol="%", costly=True, sympy="Mod",
         triton=Lowering(Call("_remainder"), integer=Call("_remainder_int")),
+        cuda=Lowering(Call("floor_remainder"), integer=Call("floor_remainder_int")),
         derivative=lambda o, g, y, a, b: (g, -g * o.floor(a / b)),
     ),
     _binary(
         "fmod", "remainder with the sign of the dividend", costly=True,
         triton=Lowering(Call("libdevice.fmod"), integer=Call("_fmod_int")),
+        cuda=Lowering(Call("fmodf"), double=Call("fmod"), integer=Call("trunc_remainder")),
         derivative=lambda o, g, y, a, b: (g, -g * o.trunc(a / b)),
     ),
     _binary(
         "pow", "a to the power b", symbol="^", costly=True, sympy="Pow", domain=(0.1, 4.0),
         triton=Lowering(Call("libdevice.pow"), integer=Call("_pow_int")),
+        cuda=Lowering(Call("powf"), double=Call("pow"), integer=Call("integer_power")),
         derivative=power,
     ),
     # Triton before 3.7 compiles -x as 0 - x, which loses the sign of zero.
     _unary("neg", "minus the value", rule=Rule.PROMOTE, costly=False, symbol="-",
            triton=Lowering(Suffix("* -1.0", 12), integer=Prefix("-")), cpp=Prefix("-"),
-           derivative=lambda o, g, y, x: (-g,)),
+           cuda=Prefix("-"), derivative=lambda o, g, y, x: (-g,)),
     _unary("abs", "absolute value", rule=Rule.PROMOTE, triton=Call("tl.abs"), sympy="Abs",
+           cuda=Lowering(Call("fabsf"), double=Call("fabs"), integer=Call("absolute")),
            costly=False, derivative=lambda o, g, y, x: (g * o.sign(x),)),
     # Comparisons and logic.
     _infix("lt", "<", "a below b", _LOW, Rule.BOOL),
@@ -337,38 +355,43 @@ _ROWS: tuple[Op, ...] = (
     _binary(
         "bit_xor", "exclusive or of bools or of the bits of integers", rule=Rule.BITWISE,
         torch="bitwise_xor",
-        triton=Infix("^", _LOW), cpp=Infix("^", _LOW),
+        triton=Infix("^", _LOW), cpp=Infix("^", _LOW), cuda=Infix("^", _LOW),
     ),
     _unary(
         "bit_not", "not of a bool or of the bits of an integer", rule=Rule.BITWISE,
         torch="bitwise_not", symbol="~",
-        triton=Prefix("~"), cpp=Lowering(Prefix("~"), boolean=Prefix("!")), costly=False,
+        triton=Prefix("~"), cpp=Lowering(Prefix("~"), boolean=Prefix("!")),
+        cuda=Lowering(Prefix("~"), boolean=Prefix("!")), costly=False,
     ),
     Op(
         "where", "a where the condition holds, else b", 3, Kind.ELEMENTWISE, Rule.SELECT, "where",
         Lowering(Call("tl.where")), Lowering(Template("({0} ? {1} : {2})")),
+        Lowering(Template("({0} ? {1} : {2})")),
         derivative=lambda o, g, y, c, a, b: (None, o.masked(g, c), o.masked(g, ~c)),
     ),
     _binary(
         "gradient_as", "the value of a with the gradient of b", triton=Template("{0}"),
-        cpp=Template("{0}"), torch=lambda torch, a, b: torch.broadcast_tensors(a, b)[0],
+        cpp=Template("{0}"), cuda=Template("{0}"),
+        torch=lambda torch, a, b: torch.broadcast_tensors(a, b)[0],
         derivative=lambda o, g, y, a, b: (None, g),
     ),
     _binary("maximum", "the larger of two values; NaN wins", triton=Lowering(_NAN_MAX,
-            boolean=Infix("|", _LOW)), sympy="Max",
+            boolean=Infix("|", _LOW)), cuda=Call("maximum"), sympy="Max",
             derivative=lambda o, g, y, a, b: extreme(o, g, a, b, a < b, b < a)),
     _binary("minimum", "the smaller of two values; NaN wins", triton=Lowering(_NAN_MIN,
-            boolean=Infix("&", _LOW)), sympy="Min",
+            boolean=Infix("&", _LOW)), cuda=Call("minimum"), sympy="Min",
             derivative=lambda o, g, y, a, b: extreme(o, g, a, b, a > b, b > a)),
     # Exponentials and logarithms.
     _unary("exp", "e to the power x", triton=_libdevice("exp", "_exp"), sympy="exp",
            cpp=Lowering(Call("fusec::exp"), fast=Call("fusec::fast::exp")),
+           cuda=_cuda("exp", "__expf"),
            derivative=lambda o, g, y, x: (g * y,)),
     _unary("exp2", "2 to the power x", triton=_libdevice("exp2", "tl.exp2"),
            derivative=lambda o, g, y, x: (g * (y * math.log(2)),)),
     _unary("expm1", "exp(x) - 1, accurate near 0", triton=_libdevice("expm1"),
            derivative=lambda o, g, y, x: (g * (y + 1),)),
     _unary("log", "natural logarithm", triton=_libdevice("log", "_log"), sympy="log",
+           cuda=_cuda("log", "quick_log"),
            domain=(0.1, 8.0),
            derivative=lambda o, g, y, x: (g / x,)),
     _unary("log2", "logarithm to base 2", triton=_libdevice("log2"), domain=(0.1, 8.0),
@@ -377,6 +400,7 @@ _ROWS: tuple[Op, ...] = (
            derivative=lambda o, g, y, x: (g / (x * math.log(10)),)),
     _unary("log1p", "log(1 + x), accurate near 0", triton=_libdevice("log1p", "_log1p"),
            cpp=Lowering(Call("fusec::log1p"), fast=Call("fusec::fast::log1p")),
+           cuda=_cuda("log1p", "quick_log1p"),
            domain=(-0.9, 8.0),
            derivative=lambda o, g, y, x: (g / (x + 1),)),
     _unary("sqrt", "square root", sympy="sqrt", domain=(0.0, 8.0),
@@ -405,6 +429,7 @@ _ROWS: tuple[Op, ...] = (
            derivative=lambda o, g, y, x: (g * o.sinh(x),)),
     _unary("tanh", "hyperbolic tangent", triton=_libdevice("tanh", "_tanh"), sympy="tanh",
            cpp=Lowering(Call("fusec::tanh"), fast=Call("fusec::fast::tanh")),
+           cuda=_cuda("tanh", "quick_tanh"),
            derivative=lambda o, g, y, x: (g * (1 - y * y),)),
     _unary("asinh", "inverse hyperbolic sine", triton=_libdevice("asinh"), sympy="asinh",
            derivative=lambda o, g, y, x: (g * o.rsqrt(x * x + 1),)),
@@ -424,6 +449,7 @@ _ROWS: tuple[Op, ...] = (
            derivative=lambda o, g, y, x: (g * o.exp(-x * x) * (-2 / math.sqrt(math.pi)),)),
     _unary("ndtr", "standard normal distribution function", triton=_libdevice("normcdf", "_ndtr"),
            cpp=Lowering(Call("fusec::ndtr"), fast=Call("fusec::fast::ndtr")),
+           cuda=_cuda("normcdf", "quick_ndtr"),
            torch=lambda torch, x: torch.special.ndtr(x),
            derivative=lambda o, g, y, x: (g * o.exp(x * x * -0.5) * math.sqrt(0.5 / math.pi),)),
     _unary("lgamma", "logarithm of the absolute value of the gamma function",
@@ -438,27 +464,30 @@ _ROWS: tuple[Op, ...] = (
     _unary("trunc", "x without its fraction", rule=Rule.PROMOTE, triton=Call("libdevice.trunc"),
            costly=False),
     _unary("round", "the nearest integer, ties to even", rule=Rule.PROMOTE,
-           triton=Call("libdevice.rint"), costly=False),
+           triton=Call("libdevice.rint"), cuda=_cuda("rint"), costly=False),
     _binary("copysign", "a with the sign of b", rule=Rule.FLOAT, triton=_libdevice("copysign"),
             derivative=lambda o, g, y, a, b: (g * (o.sign(a) * o.sign(y)), None)),
     # Reductions. The axis of length 1 stays.
-    _reduction("sum", "sum along axes", Rule.ACCUMULATE, "add", torch="sum",
+    _reduction("sum", "sum along axes", Rule.ACCUMULATE, "add", torch="sum", cuda="Sum",
                triton="tl.sum({0}, axis={axis})", identity=lambda d: 0,
                derivative=lambda o, g, y, x: (g,)),
     _reduction("mean", "sum over the number of elements; finite where the plain sum overflows",
     Rule.SAME, "add",
-               torch="mean", triton="_mean({0}, cols, axis={axis})", identity=lambda d: 0,
+               torch="mean", triton="_mean({0}, cols, axis={axis})", cuda="Sum",
+               identity=lambda d: 0,
                empty=float("nan"),
                cpp="fusec::finish_mean({{0}}, cols)",
                derivative=lambda o, g, y, x: (g / o.count(),)),
-    _reduction("prod", "product along axes", Rule.ACCUMULATE, "mul", torch="prod",
+    _reduction("prod", "product along axes", Rule.ACCUMULATE, "mul", torch="prod", cuda="Product",
                triton="tl.reduce({0}, axis={axis}, combine_fn=_multiply)", identity=lambda d: 1,
                derivative=product),
     _reduction("max", "largest value along axes; NaN wins", Rule.SAME, "maximum", torch="amax",
+               cuda="Maximum",
                triton="tl.reduce({0}, axis={axis}, combine_fn=_maximum)",
                identity=lambda d: d.minimum,
                derivative=lambda o, g, y, x: (o.like(x == y, g) * (g / o.sum(o.like(x == y, g))),)),
     _reduction("min", "smallest value along axes; NaN wins", Rule.SAME, "minimum", torch="amin",
+               cuda="Minimum",
                triton="tl.reduce({0}, axis={axis}, combine_fn=_minimum)",
                identity=lambda d: d.maximum,
                derivative=lambda o, g, y, x: (o.like(x == y, g) * (g / o.sum(o.like(x == y, g))),)),

@@ -200,9 +200,7 @@ class Call:
                 f"is on {self.device}",
                 "fusec runs on cpu and cuda; backend='torch' anywhere",
             )
-        needed = {"triton": ("cpu", "cuda"), "cpp": ("cpu",), "torch": (self.device.type,)}[
-            self.backend
-        ]
+        needed = {"cpp": ("cpu",), "torch": (self.device.type,)}.get(self.backend, ("cpu", "cuda"))
         if self.device.type not in needed:
             raise self.error(
                 UnsupportedError, position,

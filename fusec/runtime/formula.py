@@ -28,8 +28,8 @@ class Formula:
     """A formula that has been checked, and its options. Never changed once it is made."""
 
     __slots__ = (
-        "_program", "_source", "batch_invariant", "fuse", "inputs", "keepdim", "name", "numerics",
-        "outputs", "text", "tune",
+        "_program", "_source", "batch_invariant", "build", "fuse", "inputs", "keepdim", "name",
+        "numerics", "outputs", "text", "tune",
     )  # fmt: skip
 
     def __init__(
@@ -42,6 +42,7 @@ class Formula:
         fuse: bool = True,
         batch_invariant: bool = False,
         tune: float = 0.0,
+        build: str = "auto",
     ) -> None:
         """Raises ParseError and UnknownNameError; see ``frontend.resolve_names.check``."""
         self.text = text
@@ -51,6 +52,7 @@ class Formula:
         self.fuse = fuse
         self.batch_invariant = batch_invariant  # one schedule for any number of rows
         self.tune = tune  # seconds to search for a better schedule than the rules'
+        self.build = build  # what compiles CUDA C++: nvrtc, nvcc or load_inline
         self._source: Source | None = None
         self._program: Program | None = None
         self.inputs, self.outputs = self._names(inputs)

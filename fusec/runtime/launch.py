@@ -16,13 +16,14 @@ from fusec.ir.node import Dim
 from fusec.runtime.prepared import BufferPlan, CallPlan, Prepared, allocators
 from fusec.runtime.specialize import (
     Argument,
+    Circumstances,
     LaidOut,
     Specialization,
     concrete,
     contiguous,
     lay_out_all,
 )
-from fusec.runtime.steps import Wiring, steps_of
+from fusec.runtime.steps import Wiring, capability_of, steps_of
 
 if TYPE_CHECKING:
     import torch
@@ -69,10 +70,11 @@ def prepare(
     aligned: frozenset[str],
     given: Sequence[Given] | None = None,
     sizes: dict[Dim, int] | None = None,
+    automatic: bool = False,
 ) -> Prepared:
     """Make everything ready for a call. ``aligned``: inputs whose addresses are multiples of 16
-    bytes. ``given``: the output tensors of the caller.
-    ``sizes``: the lengths of all named axes, where not every one shows in an input.
+    bytes. ``given``: the output tensors of the caller. ``sizes``: the lengths of all named axes,
+    where not every one shows in an input. ``automatic``: nobody asked for ``backend``.
 
     Raises ShapeError where axes disagree, BuildError and UnsupportedError from the compilers.
     """
@@ -89,16 +91,26 @@ def prepare(
         o.name: _kept_strides(o.node.shape, o.squeeze, p)
         for o, p in zip(special.outputs, outputs, strict=True)
     }
-    special, laid, sizes = lay_out_all(special, arguments, sizes, kept, backend)
+    circumstances = Circumstances(
+        aligned, capability_of(device), automatic and device.type == "cuda"
+    )
+    special, laid, sizes = lay_out_all(special, arguments, sizes, kept, backend, circumstances)
     lengths = sizes
+    if backend == "cuda" and special.formula.build == "load_inline" and device.type == "cuda":
+        from fusec.runtime.build_inline import inline_step
+
+        shapes = [(p.shape, p.strides) for p in outputs]
+        step = inline_step(special, laid, arguments, shapes, aligned)
+        made = allocators(outputs, device)
+        return Prepared(special, device, None, made, (), (step,), tensors=True)
 
     def wire(regions: Sequence[LaidOut]) -> tuple[Wiring, tuple[BufferPlan, ...]]:
         temporaries = _temporaries(special, regions, lengths)
-        wired = Wiring(special, lengths, backend, device, aligned, tuple(temporaries))
+        wired = Wiring(special, lengths, device, aligned, tuple(temporaries))
         return wired, tuple(temporaries.values())
 
     interpreted = backend == "triton" and device.type == "cpu"
-    if special.formula.tune and not interpreted:
+    if special.formula.tune and not interpreted and all(r.backend != "cuda" for r in laid):
         from fusec.runtime.tune import tuned
 
         laid = tuned(special, laid, wire, arguments, outputs, device)
@@ -108,7 +120,7 @@ def prepare(
     return Prepared(
         special,
         device,
-        None if interpreted else CallPlan(outputs, spare, plans),
+        CallPlan(outputs, spare, plans) if len(plans) == len(steps) else None,
         allocators(outputs, device),
         allocators(spare, device),
         tuple(steps),

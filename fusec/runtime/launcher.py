@@ -203,8 +203,8 @@ def _cuda_step(step: StepPlan, device: torch.device) -> tuple[object, ...]:
     return (
         codes(step.types).encode(), step.values, step.pointers,
         tuple((place, at) for place, at, *_ in step.scalars), function.address,
-        function.context_address, step.grid, (step.block, 1, 1), (1, 1, 1), step.shared, index,
-        fail,
+        function.context_address, step.grid, (step.block, 1, 1), (step.cluster, 1, 1),
+        step.shared, index, fail,
     )  # fmt: skip
 
 

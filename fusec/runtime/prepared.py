@@ -46,7 +46,7 @@ class StepPlan(NamedTuple):
     a grid, threads in a block and dynamic shared memory.
     """
 
-    backend: str  # cpp or triton
+    backend: str  # cpp, triton or cuda
     binary: str
     entry: str
     types: tuple[str, ...]
@@ -57,6 +57,7 @@ class StepPlan(NamedTuple):
     grid: tuple[int, int, int] = (1, 1, 1)
     block: int = 1
     shared: int = 0
+    cluster: int = 1  # blocks that share memory, side by side
 
     def conversions(self) -> tuple[tuple[int, int, Callable[[Any], Any]], ...]:
         """Place, input and conversion of every number."""
@@ -272,4 +273,4 @@ def _loaded_cuda(
             return None
         code = entry.files["cubin"]
     function = load_function(code, plan.entry, plan.shared, index)
-    return function, function.prepare(plan.types, plan.block)
+    return function, function.prepare(plan.types, plan.block, (plan.cluster, 1, 1))

@@ -19,6 +19,14 @@ TRITON_TYPES = {
 }  # fmt: skip
 
 
+def launch_types(kernel: Kernel) -> list[str]:
+    """The types of the arguments of a launch."""
+    index = "i64" if kernel.config.wide_index else "i32"
+    types = [f"*{TRITON_TYPES[p.storage.name]}" for p in kernel.pointers]
+    types += [TRITON_TYPES[n.dtype.name] for n in kernel.numbers]
+    return types + [index] * len(kernel.sizes)
+
+
 def triton_program(
     kernel: Kernel, sizes: Sequence[int], aligned: frozenset[str], numerics: str
 ) -> TritonProgram:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Any
 from fusec.codegen.cpp import print_cpp
 from fusec.codegen.describe import describe
 from fusec.codegen.kernel import Kernel
+from fusec.codegen.schedule_cuda import CLUSTERS_SINCE
 from fusec.errors import DTypeError, UnknownNameError, UnsupportedError, did_you_mean
 from fusec.frontend.resolve_names import index_names
 from fusec.ir.dtypes import BOOL, F32, F64, I64, by_torch_name
@@ -16,6 +17,7 @@ from fusec.runtime.formula import Formula
 from fusec.runtime.show_gradient import GradientView
 from fusec.runtime.specialize import (
     Argument,
+    Circumstances,
     LaidOut,
     Specialization,
     contiguous,
@@ -36,6 +38,7 @@ STAGES = (
     "plan",
     "kernel",
     "triton",
+    "cuda",
     "cpp",
     "ttir",
     "ttgir",
@@ -59,20 +62,29 @@ class View:
         self.arguments = arguments
         self.sizes: dict[Dim, int] = special.sizes(arguments)
 
-    def kernels(self, backend: str, plain: bool = False) -> list[tuple[LaidOut, Kernel]]:
-        """Every region lowered for ``backend``; ``plain`` without fast forms, which are CUDA's."""
+    def kernels(
+        self, backend: str, target: Target | None = None, plain: bool = False
+    ) -> list[tuple[LaidOut, Kernel]]:
+        """Every region lowered for ``backend`` (and where that matters, a GPU); ``plain`` without
+        fast forms, which are CUDA's.
+        """
         found: list[tuple[LaidOut, Kernel]] = []
-        special, every = self.laid_out(backend)
+        special, every = self.laid_out(backend, target)
         for laid in every:
-            kernels = [kernel_of(special, laid, backend, part, plain) for part in parts_of(laid)]
+            kernels = [kernel_of(special, laid, part, plain) for part in parts_of(laid)]
             found.extend((laid, kernel) for kernel in kernels)
         return found
 
-    def laid_out(self, backend: str) -> tuple[Specialization, list[LaidOut]]:
+    def laid_out(
+        self, backend: str, target: Target | None = None, automatic: bool = False
+    ) -> tuple[Specialization, list[LaidOut]]:
         """What runs in a call like the example, and how its regions lie in memory."""
+        known = target is not None and target.backend == "cuda"
+        capability = int(target.arch) if target is not None and known else CLUSTERS_SINCE
         special, every, self.sizes = lay_out_all(
-            self.special, self.arguments, self.sizes, {}, backend
-        )
+            self.special, self.arguments, self.sizes, {}, backend,
+            Circumstances(None, capability, automatic),
+        )  # fmt: skip
         return special, every
 
     def binaries(self, target: Target) -> list[TritonBinary]:
@@ -81,7 +93,7 @@ class View:
         from fusec.runtime.program import triton_program
 
         found = []
-        for laid, kernel in self.kernels("triton", target.backend == "hip"):
+        for laid, kernel in self.kernels("triton", plain=target.backend == "hip"):
             numbers = [laid.number(s.source, self.sizes) for s in kernel.sizes]
             pointers = frozenset(p.name for p in kernel.pointers)
             program = triton_program(kernel, numbers, pointers, self.formula.numerics)
@@ -132,8 +144,12 @@ def show(
     arguments: Sequence[Argument],
     stage: str,
     target: str | None,
+    backend: str = "auto",
 ) -> str:
-    """The text of one stage; several kernels are joined by a blank line."""
+    """The text of one stage; several kernels are joined by a blank line.
+
+    The kernel, its PTX and its SASS are those of ``backend``: CUDA C++ or, by default, Triton.
+    """
     if stage not in STAGES:
         hint = did_you_mean(stage, STAGES) or f"one of {', '.join(STAGES)}"
         raise UnsupportedError(f"there is no stage {stage!r}", hint=hint)
@@ -145,10 +161,10 @@ def show(
     if stage in ("grad", "explain"):
         gradient = GradientView.of(special, view.sizes)
         return gradient.formula() if stage == "grad" else gradient.table()
-    return _stage(view, stage, target)
+    return _stage(view, stage, target, backend)
 
 
-def _stage(view: View, stage: str, target: str | None) -> str:
+def _stage(view: View, stage: str, target: str | None, backend: str) -> str:
     special = view.special
     match stage:
         case "formula":
@@ -156,16 +172,32 @@ def _stage(view: View, stage: str, target: str | None) -> str:
         case "graph":
             return print_graph(special.plan.graph)
         case "plan":
-            return _plan(view.laid_out("triton")[0])
+            return _plan(view, backend)
         case "kernel":
-            return "\n".join(describe(kernel) for _, kernel in view.kernels("triton"))
-        case "triton":
-            from fusec.codegen.triton import print_triton
+            printed = backend if backend in ("cuda", "cpp") else "triton"
+            return "\n".join(describe(kernel) for _, kernel in view.kernels(printed))
+        case "triton" | "cuda" | "cpp":
+            return _source(view, stage, target)
+    compiled = _compiled_cuda if backend == "cuda" else _compiled
+    return compiled(view, stage, target)
 
-            return "\n\n".join(print_triton(kernel) for _, kernel in view.kernels("triton"))
-        case "cpp":
-            return "\n".join(print_cpp(kernel) for _, kernel in view.kernels("cpp"))
-    return _compiled(view, stage, target)
+
+def _source(view: View, language: str, target: str | None) -> str:
+    """What is printed in ``triton``, ``cuda`` or ``cpp``."""
+    if language == "cpp":
+        return "\n".join(print_cpp(kernel) for _, kernel in view.kernels("cpp"))
+    if language == "triton":
+        from fusec.codegen.triton import print_triton
+
+        return "\n\n".join(print_triton(kernel) for _, kernel in view.kernels("triton"))
+    from fusec.runtime.build_triton import Target
+    from fusec.runtime.cuda_host import program_source, sources_of
+
+    kernels = view.kernels("cuda", Target.parse(target) if target else None)
+    contiguous_inputs = all(a.scalar or a.strides == contiguous(a.shape) for a in view.arguments)
+    if contiguous_inputs:
+        return program_source(view.special, kernels)
+    return sources_of(kernels)
 
 
 def _formula(formula: Formula, special: Specialization) -> str:
@@ -175,9 +207,10 @@ def _formula(formula: Formula, special: Specialization) -> str:
     return f"{text}\n\n{latex(special.plan.graph)}\n"
 
 
-def _plan(special: Specialization) -> str:
+def _plan(view: View, backend: str) -> str:
     lines = []
-    for region, accesses in special.regions:
+    special, every = view.laid_out("triton", automatic=backend == "auto")
+    for (region, accesses), laid in zip(special.regions, every, strict=True):
         space = ", ".join(map(str, region.space))
         lines.append(f"{region.name}: {region.kind} over [{space}]")
         reads = dict.fromkeys(o.name for o in accesses if o.kind != "root")
@@ -186,7 +219,29 @@ def _plan(special: Specialization) -> str:
             f"writes {', '.join(root.name for root in region.roots)}"
         )
         lines.append(f"  {region.reason}")
+        if laid.reason is not None:
+            lines.append(f"  CUDA C++ on a GPU: {laid.reason}")
     return "\n".join(lines) + "\n"
+
+
+def _compiled_cuda(view: View, stage: str, target: str | None) -> str:
+    from fusec.codegen.cuda import print_cuda
+    from fusec.runtime.build_cuda import compile_cuda
+    from fusec.runtime.build_triton import Target, sass
+
+    if stage not in ("ptx", "sass"):
+        raise UnsupportedError(
+            f"CUDA C++ has no stage {stage!r}",
+            hint="it has ptx and sass; backend='triton' has more",
+        )
+    chosen = Target.parse(target or _present_target())
+    fast = view.formula.numerics == "fast"
+    texts = []
+    for _, kernel in view.kernels("cuda", chosen):
+        form = "ptx" if stage == "ptx" else "cubin"
+        binary = compile_cuda(print_cuda(kernel), kernel.name, chosen, fast, form)
+        texts.append(binary.decode(errors="replace") if stage == "ptx" else sass(binary))
+    return "\n".join(texts)
 
 
 def _compiled(view: View, stage: str, target: str | None) -> str:

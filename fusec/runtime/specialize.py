@@ -15,10 +15,10 @@ from pathlib import Path
 from typing import Any
 
 from fusec import settings
-from fusec.codegen import schedule
+from fusec.codegen import schedule, schedule_cuda
 from fusec.codegen.kernel import Config, Form, Kernel
 from fusec.codegen.layout import Arrangement, Operand, arrange, operands
-from fusec.codegen.lower import CPP, TRITON, Job, lower, sweeps_of
+from fusec.codegen.lower import CPP, CUDA, TRITON, Job, lower, sweeps_of
 from fusec.errors import InternalError
 from fusec.frontend.resolve import resolve
 from fusec.ir.dtypes import DType
@@ -31,6 +31,7 @@ from fusec.passes.pipeline import run as run_passes
 from fusec.runtime.formula import Formula
 from fusec.runtime.recipe import Built
 
+TARGETS = {"cpp": CPP, "cuda": CUDA, "triton": TRITON}
 INCLUDE = Path(__file__).parent.parent / "codegen" / "include"
 
 
@@ -175,11 +176,14 @@ class LaidOut:
     accesses: tuple[Operand, ...]
     arrangement: Arrangement
     config: Config
+    backend: str
+    reason: str | None = None  # why CUDA C++ was chosen, where the choice was free
 
     def number(self, source: tuple[str | int, ...], sizes: dict[Dim, int]) -> int:
         """The value of a size or stride parameter in this call."""
         laid, config = self.arrangement, self.config
-        part = -(-laid.cols // config.splits)
+        overhang = config.lanes - 1 if config.lead is not None else 0
+        part = -(-(laid.cols + overhang) // config.splits)
         whole = {
             "n": laid.cols,
             "rows": laid.rows,
@@ -220,6 +224,23 @@ def concrete(shape: Shape, sizes: dict[Dim, int]) -> tuple[int, ...]:
     return tuple(sizes[e] if isinstance(e, Dim) else e for e in shape)
 
 
+@dataclass(frozen=True, slots=True)
+class Circumstances:
+    """What a layout may depend on beside shapes and strides.
+
+    ``aligned``: the buffers that begin at a multiple of 16 bytes, as ``Wiring`` names them; None
+    for all of them. ``capability``: that of the GPU, times ten. ``automatic``: CUDA C++ may take
+    the place of Triton.
+    """
+
+    aligned: frozenset[str] | None = None
+    capability: int = schedule_cuda.CLUSTERS_SINCE
+    automatic: bool = False
+
+
+USUAL = Circumstances()
+
+
 def lay_out(
     special: Specialization,
     position: int,
@@ -227,6 +248,7 @@ def lay_out(
     sizes: dict[Dim, int],
     output_strides: dict[str, tuple[int, ...]],
     backend: str,
+    where: Circumstances = USUAL,
 ) -> LaidOut:
     """Region ``position`` laid out for this call."""
     region, accesses = special.regions[position]
@@ -242,12 +264,40 @@ def lay_out(
             strides.append(output_strides.get(operand.name) or contiguous(shape))
     arrangement = arrange(region, accesses, sizes, strides)
     form = form_of(region, arrangement)
-    config = (
-        schedule.choose_cpp(form, accesses, arrangement)
-        if backend == "cpp"
-        else schedule.choose_triton(form, accesses, arrangement, special.formula.batch_invariant)
-    )
-    return LaidOut(region, accesses, arrangement, config)
+    reason, invariant = None, special.formula.batch_invariant
+    if where.automatic and backend == "triton":
+        reason = _reason_for_cuda(form, accesses, arrangement, where.capability)
+        backend = "triton" if reason is None else "cuda"
+    if backend == "cpp":
+        config = schedule.choose_cpp(form, accesses, arrangement)
+    elif backend == "cuda":
+        even = [_begins_even(special, operand, where.aligned) for operand in accesses]
+        config = schedule_cuda.choose_cuda(
+            form, accesses, arrangement, even, where.capability, invariant
+        )
+    else:
+        config = schedule.choose_triton(form, accesses, arrangement, invariant)
+    return LaidOut(region, accesses, arrangement, config, backend, reason)
+
+
+def _reason_for_cuda(
+    form: Form, accesses: tuple[Operand, ...], arrangement: Arrangement, capability: int
+) -> str | None:
+    """Why CUDA C++ is the better choice, if it is and something here compiles it."""
+    from fusec.runtime.build_cuda import find_compiler
+
+    reason = schedule_cuda.prefer_cuda(form, accesses, arrangement, capability)
+    return reason if reason is not None and find_compiler() is not None else None
+
+
+def _begins_even(special: Specialization, operand: Operand, aligned: frozenset[str] | None) -> bool:
+    """Whether an operand begins at a multiple of 16 bytes; what fusec allocates does."""
+    if aligned is None or operand.kind == "read":
+        return True
+    if operand.kind != "root":
+        return operand.name in aligned
+    given = any(output.name == operand.name for output in special.outputs)
+    return f"out {operand.name}" in aligned or not given
 
 
 def lay_out_all(
@@ -256,6 +306,7 @@ def lay_out_all(
     sizes: dict[Dim, int],
     output_strides: dict[str, tuple[int, ...]],
     backend: str,
+    where: Circumstances = USUAL,
 ) -> tuple[Specialization, list[LaidOut], dict[Dim, int]]:
     """Every region laid out, for the specialisation whose kernels run: where rows can take a column
     reduction along, that is ``special.carried``, and the lengths say in how many blocks.
@@ -264,19 +315,20 @@ def lay_out_all(
     if carried is not None:
         carried.recalled = special.recalled
         place = next(k for k, (r, _) in enumerate(carried.regions) if r.columns)
-        row = lay_out(carried, place, arguments, sizes, output_strides, backend)
-        if schedule.takes_columns(row.config, row.arrangement, len(row.region.columns), backend):
+        row = lay_out(carried, place, arguments, sizes, output_strides, backend, where)
+        columns = len(row.region.columns)
+        if schedule.takes_columns(row.config, row.arrangement, columns, row.backend):
             chunks = schedule.row_chunks(row.arrangement.rows, backend)
             lengths = {**sizes, CHUNKS: chunks}
             found = [
                 replace(row, config=replace(row.config, chunks=chunks))
                 if k == place
-                else lay_out(carried, k, arguments, lengths, output_strides, backend)
+                else lay_out(carried, k, arguments, lengths, output_strides, backend, where)
                 for k in range(len(carried.regions))
             ]
             return carried, found, lengths
     places = range(len(special.regions))
-    laid = [lay_out(special, k, arguments, sizes, output_strides, backend) for k in places]
+    laid = [lay_out(special, k, arguments, sizes, output_strides, backend, where) for k in places]
     return special, laid, sizes
 
 
@@ -291,17 +343,14 @@ def parts_of(laid: LaidOut) -> range:
     """The kernels of a laid-out region: number 0 alone, or where programs share rows 1 and on."""
     if laid.config.splits == 1:
         return range(1)
-    return range(1, sweeps_of(laid.region, TRITON.online) + 2)
+    return range(1, sweeps_of(laid.region, TARGETS[laid.backend].online) + 2)
 
 
-def kernel_of(
-    special: Specialization, job: LaidOut, backend: str, part: int = 0, plain: bool = False
-) -> Kernel:
+def kernel_of(special: Specialization, job: LaidOut, part: int = 0, plain: bool = False) -> Kernel:
     """Lower one laid-out region, or one part of it (see :func:`parts_of`).
 
     ``plain`` avoids the fast forms of functions, as the mode ``precise`` does.
     """
-    target = CPP if backend == "cpp" else TRITON
     return lower(
         Job(
             special.plan.graph,
@@ -309,7 +358,7 @@ def kernel_of(
             job.accesses,
             job.arrangement.layout,
             job.config,
-            target,
+            TARGETS[job.backend],
             "precise" if plain else special.formula.numerics,
             part,
         )
@@ -322,8 +371,10 @@ def grid_of(kernel: Kernel, rows: int, cols: int) -> tuple[int, int, int]:
     if kernel.columns:
         return (config.chunks, 1, 1)
     row_blocks = -(-rows // config.block_rows) * (config.splits if kernel.divided else 1)
+    row_blocks *= config.cluster
     if kernel.form is Form.FLAT:
         return (-(-cols // config.block_cols), 1, 1)
     if kernel.form is Form.TILE:
+        cols += config.lanes - 1 if config.lead is not None else 0
         return (row_blocks * -(-cols // config.block_cols), 1, 1)
     return (row_blocks, 1, 1)

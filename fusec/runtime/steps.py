@@ -9,11 +9,12 @@ import sys
 import time
 import warnings
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from fusec import settings
 from fusec.codegen.cpp import packed_entry, parameters, print_cpp
 from fusec.codegen.kernel import Kernel, Pointer
+from fusec.codegen.schedule_cuda import CLUSTERS_SINCE
 from fusec.ir.dtypes import DType
 from fusec.ir.node import Dim
 from fusec.runtime.counters import COUNTERS, OncePerKey
@@ -51,7 +52,6 @@ class Wiring:
 
     special: Specialization
     sizes: dict[Dim, int]
-    backend: str
     device: torch.device
     aligned: frozenset[str]
     temporaries: tuple[str, ...]
@@ -76,21 +76,21 @@ def steps_of(wiring: Wiring, position: int, laid: LaidOut) -> list[Step]:
 
 
 def _step(wiring: Wiring, position: int, laid: LaidOut, part: int) -> Step:
-    special, backend = wiring.special, wiring.backend
+    special, backend = wiring.special, laid.backend
     key = (position, part, laid.arrangement.layout, laid.config, backend)
-    kernel: Kernel = _once.get(special.built, key, lambda: kernel_of(special, laid, backend, part))
+    kernel: Kernel = _once.get(special.built, key, lambda: kernel_of(special, laid, part))
     sizes = [laid.number(s.source, wiring.sizes) for s in kernel.sizes]
     inputs = special.formula.inputs
     first = len(kernel.pointers)
     plan = StepPlan(
-        "cpp" if backend == "cpp" else "triton",
+        backend,
         "",
         kernel.name,
         (),
         (*[0] * (first + len(kernel.numbers)), *sizes),
         tuple((k, wiring.position(p)) for k, p in enumerate(kernel.pointers)),
         tuple(
-            (first + k, inputs.index(n.input), *_conversion(n.dtype))
+            (first + k, inputs.index(n.input), *scalar_of(n.dtype))
             for k, n in enumerate(kernel.numbers)
         ),
     )
@@ -100,19 +100,32 @@ def _step(wiring: Wiring, position: int, laid: LaidOut, part: int) -> Step:
         types = tuple(kind for _, kind in parameters(kernel))
         serial = rows * cols < SERIAL_ELEMENTS
         return step_of(plan._replace(binary=binary, types=types, serial=serial), wiring.device)
+    if backend == "cuda":
+        plan = plan._replace(grid=grid_of(kernel, rows, cols))
+        return _cuda_step(special, kernel, key, plan, wiring.device, laid.reason)
     near = frozenset(p.name for p in kernel.pointers if wiring.is_aligned(p))
     plan = plan._replace(grid=grid_of(kernel, rows, cols))
     return _triton_step(special, kernel, key, plan, near, wiring.device)
 
 
-def _conversion(dtype: DType) -> tuple[str, int, int]:
+def capability_of(device: torch.device) -> int:
+    """The compute capability of a CUDA device, times ten; that of a Hopper where there is none."""
+    if device.type != "cuda":
+        return CLUSTERS_SINCE
+    import torch
+
+    major, minor = torch.cuda.get_device_capability(device)
+    return 10 * major + minor
+
+
+def scalar_of(dtype: DType) -> tuple[str, int, int]:
     """How a Python number becomes a parameter of ``dtype``: kind, least value, bits."""
     if dtype.is_float or dtype.is_bool:
         return "float" if dtype.is_float else "bool", 0, dtype.bits
     return "int", int(dtype.minimum), dtype.bits
 
 
-def _note_variant(special: Specialization, variant: Variant, binary: str) -> None:
+def note_variant(special: Specialization, variant: Variant, binary: str) -> None:
     """List a kernel; one that a recipe brought before is listed and counted already."""
     known = special.recalled.pop(binary, None)
     special.variants.append(variant)
@@ -150,7 +163,7 @@ def _cpp_library(special: Specialization, kernel: Kernel, key: tuple[object, ...
         binary, _ = build_library(source + packed_entry(kernel), INCLUDE)
         why = f"layout {_layout_text(kernel)}"
         variant = Variant(kernel.name, "cpp", _describe(special, kernel), why)
-        _note_variant(special, variant, binary)
+        note_variant(special, variant, binary)
         _report(special, f"{kernel.name}.cpp", source, time.perf_counter() - started)
         return binary
 
@@ -225,7 +238,7 @@ def _interpreted_step(
         special.built[kept] = True
         where = "triton (interpreter)"
         described = Variant(kernel.name, where, _describe(special, kernel), _layout_text(kernel))
-        _note_variant(special, described, "")
+        note_variant(special, described, "")
     return Step(
         lambda arguments: run_interpreted(program, plan.grid, arguments),
         list(plan.values),
@@ -249,8 +262,75 @@ def _triton_binary(
     why = f"layout {_layout_text(kernel)}; block {config.block_rows} x {config.block_cols}; "
     why += f"multiples of 16: {even}"
     variant = Variant(kernel.name, "triton", _describe(special, kernel), why)
-    _note_variant(special, variant, binary.key)
+    note_variant(special, variant, binary.key)
     _report(special, f"{kernel.name}.py", program.source, time.perf_counter() - started)
     if settings.get().debug >= 5:
         sys.stderr.write(str(binary.stages["ptx"]))
     return binary
+
+
+def _cuda_step(
+    special: Specialization,
+    kernel: Kernel,
+    key: tuple[object, ...],
+    plan: StepPlan,
+    device: torch.device,
+    reason: str | None,
+) -> Step:
+    """A launch of a CUDA C++ kernel; on CPU tensors it is emulated."""
+    from fusec.runtime.program import launch_types
+
+    if device.type == "cpu":
+        run = _once.get(special.built, (*key, "emulated"), lambda: _emulated(special, kernel))
+        blocks = plan.grid[0]
+        return Step(
+            lambda arguments: run(blocks, arguments),
+            list(plan.values),
+            plan.pointers,
+            plan.conversions(),
+        )
+
+    def make() -> StepPlan:
+        binary, code = _cuda_binary(special, kernel, device, reason)
+        built = plan._replace(
+            binary=binary,
+            types=tuple(launch_types(kernel)),
+            block=kernel.config.threads,
+            cluster=kernel.config.cluster,
+        )
+        step_of(built, device, code)  # loads it, so that the binary can be forgotten
+        return built
+
+    built: StepPlan = _once.get(special.built, (*key, device.index, "binary"), make)
+    return step_of(built._replace(values=plan.values, grid=plan.grid), device)
+
+
+def _emulated(special: Specialization, kernel: Kernel) -> Any:
+    from fusec.runtime.emulate_cuda import emulated
+
+    run = emulated(kernel, INCLUDE)
+    where = "cuda (emulated)"
+    variant = Variant(kernel.name, where, _describe(special, kernel), _layout_text(kernel))
+    note_variant(special, variant, "")
+    return run
+
+
+def _cuda_binary(
+    special: Specialization, kernel: Kernel, device: torch.device, reason: str | None
+) -> tuple[str, bytes]:
+    """The key and the content of the built kernel."""
+    from fusec.codegen.cuda import print_cuda
+    from fusec.runtime.build_cuda import build_cuda
+    from fusec.runtime.build_triton import Target
+
+    started = time.perf_counter()
+    source, config, formula = print_cuda(kernel), kernel.config, special.formula
+    target = Target.parse(f"sm_{capability_of(device)}")
+    fast = formula.numerics == "fast"
+    binary, code = build_cuda(source, kernel.name, target, fast, build=formula.build)
+    why = f"layout {_layout_text(kernel)}; {config.threads} threads, {config.lanes} lanes, "
+    why += f"{config.vectors} vectors, {config.block_rows} rows a block, cluster {config.cluster}"
+    why += f"; chosen because {reason}" if reason else ""
+    note_variant(special, Variant(kernel.name, "cuda", _describe(special, kernel), why), binary)
+    _report(special, f"{kernel.name}.cu", source, time.perf_counter() - started)
+    return binary, code

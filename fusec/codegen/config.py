@@ -1,0 +1,39 @@
+"""Every choice about performance, as numbers. May import nothing."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Every choice about performance. ``lower.choose`` makes it; the tuner may make others."""
+
+    block_rows: int = 1
+    block_cols: int = 1024
+    warps: int = 4
+    stages: int = 1
+    registers: int = 0  # the most a thread may hold, 0 as the compiler likes
+    resident: bool = True  # the row fits the tile: no loop
+    even: bool = False  # the row fills the tile: no mask
+    wide_index: bool = False  # int64 offsets
+    splits: int = 1  # programs that share a row, each a part of its columns
+    prefetch: bool = False  # fetch the next row while this one is worked on
+    lanes_along_rows: bool = False  # the contiguous axis is the row axis (column reductions)
+    stream: bool = False  # results go to memory past the caches
+    chunks: int = 1  # programs, each with a block of the rows, that also sum columns over them
+    lanes: int = 1  # elements of a vector
+    vectors: int = 1  # vectors that a thread works on at a time
+    cluster: int = 1  # blocks that share a row, each with ``block_cols`` of its columns
+    blocks: int = 1  # blocks that the registers of a multiprocessor have to hold
+    keep: bool = False  # costly values wait for a later sweep, in a buffer or in registers
+    whole: bool = False  # rows begin and end where vectors do
+    edges: bool = False  # threads take the elements outside whole vectors of a row one by one
+    across: tuple[int, ...] = ()  # operands whose whole vectors lie across those of memory
+    narrow: tuple[int, ...] = ()  # operands that cannot be moved as whole vectors
+    lead: int | None = None  # the operand whose rows begin between vectors, as those of others do
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * self.warps

@@ -1,0 +1,387 @@
+"""Kernel to CUDA C++ source: constants, the helpers it needs, one ``extern "C"`` kernel. Prints,
+decides nothing.
+
+Every kernel works in vectors of LANES elements, VECTORS of them to a thread at a time. A row
+belongs to GROUP threads of each of CLUSTER blocks, and a block has ROWS of them; an elementwise
+kernel is one long row, or has a row for each vector of a thread.
+
+May import ``fusec.ir`` and the modules of ``codegen`` above it in the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fusec.codegen.cuda_dialect import is_narrow, widened
+from fusec.codegen.cuda_helpers import HELPERS, needed
+from fusec.codegen.cuda_place import constants, parameters
+from fusec.codegen.cuda_reduce import Reductions
+from fusec.codegen.kernel import (
+    Access,
+    Accumulate,
+    Combine,
+    Comment,
+    Fetch,
+    Forget,
+    Form,
+    Keep,
+    Kernel,
+    Let,
+    Level,
+    Literal,
+    Load,
+    Recall,
+    Reduce,
+    Rescale,
+    Stmt,
+    Store,
+    Sweep,
+)
+from fusec.codegen.uses import asks_where, mentioned
+from fusec.codegen.writer import Writer
+from fusec.ir.dtypes import DType
+
+_ROLES = {
+    "THREADS": "threads of a block",
+    "BLOCKS": "blocks that the registers of a multiprocessor have to hold",
+    "WARPS": "warps of a block",
+    "ROWS": "rows of a block",
+    "GROUP": "threads of a block that share a row",
+    "CLUSTER": "blocks that share a row",
+    "LANES": "elements of a vector",
+    "VECTORS": "vectors that a thread works on at a time",
+    "TILE": "elements of a row that a block works on at a time",
+    "SPLITS": "parts of a row, each the work of one group",
+}
+
+
+def print_cuda(kernel: Kernel) -> str:
+    """The source of ``kernel``: the formula, constants, helpers and the kernel itself."""
+    body = _Printer(kernel).text()
+    helpers = [HELPERS[name] for name in needed(body)]
+    used = "".join((body, *helpers))
+    writer = Writer("  ")
+    for line in kernel.header:
+        writer.line(f"// {line}".rstrip().rstrip("\\"))
+    writer.line()
+    for name, value in constants(kernel).items():
+        if name in used:
+            writer.line(f"constexpr int {name} = {value};  // {_ROLES[name]}")
+    return writer.text() + "".join(helpers) + "\n" + body
+
+
+@dataclass(slots=True)
+class _Printer(Reductions):
+    _in_lanes: bool = False
+    _at_edge: bool = False
+
+    def text(self) -> str:
+        kernel, writer = self.kernel, self.writer
+        bounds = "__launch_bounds__(THREADS)"
+        if kernel.config.blocks > 1:
+            bounds = "__launch_bounds__(THREADS, BLOCKS)"
+        if kernel.config.cluster > 1:
+            bounds += " __cluster_dims__(CLUSTER)"
+        arguments = [f"{kind} {name}" for name, kind in parameters(kernel)]
+        opening = f'extern "C" __global__ void {bounds} {kernel.name}('
+        writer.line(opening)
+        for argument in arguments[:-1]:
+            writer.line(f"    {argument},")
+        with writer.block(f"    {arguments[-1]}) {{", "}"):
+            self._place()
+            for name, dtype in kernel.kept:
+                lanes = "[LANES]" if self._lanes else ""
+                writer.line(f"{dtype.cuda} {name}[VECTORS]{lanes};")
+                if kernel.config.edges:
+                    writer.line(f"{dtype.cuda} {name}_edge;")
+            self._scales(kernel.body)
+            if kernel.config.cluster > 1:
+                self._meet()
+            self._statements(kernel.body)
+        return writer.text()
+
+    # -- where a thread stands --------------------------------------------------------------------
+
+    # -- statements -------------------------------------------------------------------------------
+
+    def _statements(self, statements: Iterable[Stmt]) -> None:
+        for statement in statements:
+            self._statement(statement)
+
+    def _statement(self, statement: Stmt) -> None:
+        printers: dict[type, Callable[[Any], None]] = {
+            Comment: self._comment,
+            Let: lambda s: self._define(s.name, s.value.dtype, self.dialect.text(s.value)),
+            Load: self._load,
+            Fetch: self._fetch_one,
+            Forget: self._forget,
+            Store: self._store,
+            Combine: self._combine,
+            Accumulate: self._accumulate,
+            Keep: self._keep,
+            Recall: self._recall,
+            Reduce: self._reduce_parts,
+            Rescale: self._rescale,
+            Sweep: self._sweep,
+        }
+        printers[type(statement)](statement)
+
+    def _comment(self, comment: Comment) -> None:
+        self.writer.line()
+        self.writer.line(f"// {comment.text}")
+
+    def _forget(self, statement: Forget) -> None:
+        with self._loop():
+            self.writer.line(f"forget({statement.buffer}[vector]);")
+
+    def _keep(self, statement: Keep) -> None:
+        place = self._held_place(statement.buffer)
+        self.writer.line(f"{place} = {self.dialect.text(statement.value)};")
+
+    def _pointer(self, access: Access) -> str:
+        return f"{access.buffer} + {self._address(access, 'first')}"
+
+    def _load(self, load: Load) -> None:
+        """One element, or where vectors are at work and it is wide, its lane of one."""
+        if any(term.variable == "part" for term in load.access.terms):
+            self._of_parts.append(load)
+            return
+        if load.wide and self._in_lanes and not self._at_edge:
+            text = self._element(f"{load.name}_vector", load.storage)
+            self._define(load.name, load.dtype, self._widen(text, load.storage))
+            return
+        element = self._widen(f"{load.access.buffer}[{self._address(load.access)}]", load.storage)
+        guards = [self.dialect.text(guard) for guard in load.guards]
+        if self._in_lanes and Level.COL in load.level:
+            guards = ["inside", *guards]
+        elif Level.ROW in load.level and self._several_rows:
+            guards = ["row < rows", *guards]
+        if guards:
+            other = self.dialect.literal(Literal(load.other, load.dtype), strict=True)
+            element = f"{' && '.join(guards)} ? {element} : {other}"
+        self._define(load.name, load.dtype, element)
+
+    def _widen(self, text: str, storage: DType) -> str:
+        return widened(text, storage.compute) if is_narrow(storage) else text
+
+    def _element(self, vector: str, storage: DType) -> str:
+        return f"element({vector}, lane)"
+
+    def _held_place(self, buffer: str) -> str:
+        if self._at_edge:
+            return f"{buffer}_edge"
+        return f"{buffer}[vector][lane]" if self._lanes else f"{buffer}[vector]"
+
+    def _recall(self, statement: Recall) -> None:
+        if statement.storage is None:
+            self._define(statement.name, statement.dtype, self._held_place(statement.buffer))
+            return
+        if statement.wide and not self._at_edge:
+            text = self._element(f"{statement.buffer}[vector]", statement.storage)
+        else:
+            text = self._held_place(statement.buffer)
+        self._define(statement.name, statement.dtype, self._widen(text, statement.storage))
+
+    def _store(self, store: Store) -> None:
+        if store.wide and self._in_lanes and not self._at_edge:
+            value = self.dialect.text(store.value)
+            self.writer.line(f"{self._stored_lanes(store)}[lane] = {value};")
+            return
+        element = f"{store.access.buffer}[{self._address(store.access)}]"
+        text = f"{element} = {self.dialect.stored(store.value, store.storage)};"
+        if self._in_lanes:
+            guard = "inside"
+        elif self.kernel.form is Form.TILE:
+            guard = "member == 0 && row < rows"
+        elif self.kernel.form is Form.FLAT:
+            guard = ""
+        else:
+            guard = "member == 0 && row < rows" if self._several_rows else "member == 0"
+        self.writer.line(f"if ({guard}) {text}" if guard else text)
+
+    def _stored_lanes(self, store: Store) -> str:
+        return f"{store.access.buffer.removesuffix('_ptr')}_lanes"
+
+    # -- reductions -------------------------------------------------------------------------------
+
+    # -- loops over the vectors of a thread -------------------------------------------------------
+
+    def _sweep(self, sweep: Sweep) -> None:
+        pairs = [s for s in sweep.body if isinstance(s, Rescale)]
+        for accumulator in sweep.accumulators:
+            self._declare(accumulator)
+        if self.kernel.form is Form.ROWS and not self.kernel.config.resident:
+            self._tiles(sweep)
+        else:
+            self._vectors(sweep.body)
+        self._edge(sweep.body)
+        self._finish_all(sweep, pairs)
+
+    def _finish_all(self, sweep: Sweep, pairs: Sequence[Rescale]) -> None:
+        """What the threads of a row have, combined."""
+        resident = self.kernel.config.resident
+        joint = {a.name for pair in pairs for a in (pair.largest, pair.total)} if resident else {}
+        for pair in pairs if resident else ():
+            self._finish_online(pair)
+        totals = {pair.total.name: pair for pair in pairs}
+        for accumulator in sweep.accumulators:
+            name = accumulator.name
+            if name in joint:
+                continue
+            if name in totals:
+                self._rescale_part(totals[name])
+            self._finish(name, accumulator.op.name, accumulator.lanes, accumulator.dtype)
+
+    def _tiles(self, sweep: Sweep) -> None:
+        """A row that no registers hold, tile by tile."""
+        begin, end = "0", self._length
+        if self.kernel.config.edges:
+            end = "end" if self.kernel.start is None else "(end - head)"
+        elif self.kernel.start is not None:
+            end = f"({end} + shift)"
+        if self.kernel.divided:
+            begin, end = "first_col", "last_col"
+        steps = f"{self._index} tile = {begin}; tile < {end}; tile += TILE"
+        if sweep.backwards:
+            last = f"({end} - 1) / TILE * TILE"
+            if self.kernel.divided:
+                last = "first_col + (last_col - first_col - 1) / TILE * TILE"
+            steps = f"{self._index} tile = {last}; tile >= {begin}; tile -= TILE"
+        with self._block(f"for ({steps}) {{"):
+            fetches = [s for s in sweep.body if isinstance(s, Fetch)]
+            self._fetch(fetches)
+            self._vectors([s for s in sweep.body if not isinstance(s, Fetch)])
+
+    def _fetch(self, fetches: Sequence[Fetch], edges: bool = False) -> None:
+        for fetch in fetches:
+            kind = f"Vector<{fetch.storage.cuda}>" if fetch.wide else fetch.storage.cuda
+            lanes = "[LANES]" if self._lanes and not fetch.wide else ""
+            self.writer.line(f"{kind} {fetch.buffer}[VECTORS]{lanes};")
+            if edges:
+                self.writer.line(f"{fetch.storage.cuda} {fetch.buffer}_edge{{}};")
+        if not fetches:
+            return
+        scalar = [fetch for fetch in fetches if not fetch.wide]
+        with self._loop():
+            self._first()
+            for fetch in fetches:
+                if fetch.wide:
+                    text = self._vector(fetch.access, self.kernel.config.cluster > 1)
+                    self.writer.assign(f"{fetch.buffer}[vector]", f"{text};")
+            if scalar:
+                self._lane_loop(scalar)
+        for fetch in fetches if edges else ():
+            element = f"{fetch.access.buffer}[{self._address(fetch.access, 'edge')}]"
+            self.writer.line(f"if (edge < {self._length}) {fetch.buffer}_edge = {element};")
+
+    def _fetch_one(self, fetch: Fetch) -> None:
+        if self._in_lanes:
+            self._fetch_element(fetch)
+        else:
+            self._fetch([fetch], edges=self.kernel.config.edges)
+
+    def _fetch_element(self, fetch: Fetch) -> None:
+        element = f"{fetch.access.buffer}[{self._address(fetch.access)}]"
+        self.writer.line(f"if (inside) {self._held_place(fetch.buffer)} = {element};")
+
+    def _vector(self, access: Access, early: bool = False) -> str:
+        """A vector of an operand, as far as it is inside the row."""
+        if self._full:
+            return f"{'load_early' if early else 'load_vector'}({self._pointer(access)})"
+        how = "load_inside"
+        if self._by_vector:
+            how = "early_whole" if early else "load_whole"
+        return f"{how}({self._pointer(access)}, first, {self._end})"
+
+    def _edge(self, statements: Sequence[Stmt]) -> None:
+        """The same for the elements around the whole vectors of a row."""
+        if not self.kernel.config.edges:
+            return
+        self._in_lanes = self._at_edge = True
+        with self._block("{  // the elements before the first whole vector and behind the last"):
+            self.writer.line(f"const {self._index} col = edge;")
+            mine = "split == 0 && " if self.kernel.divided else ""
+            self.writer.line(f"const bool inside = {mine}col < {self._length};")
+            pairs = [s for s in statements if isinstance(s, Rescale)]
+            self._before(pairs)
+            self._phase = 1
+            for statement in statements:
+                if isinstance(statement, Fetch):
+                    self.writer.line(f"{statement.storage.cuda} {statement.buffer}_edge{{}};")
+                self._statement(statement)
+            self._rebase(pairs)
+            self._phase = 2
+            self._statements(pairs)
+            self._phase = 0
+        self._in_lanes = self._at_edge = False
+
+    def _vectors(self, statements: Sequence[Stmt]) -> None:
+        """What a sweep does, vector by vector and lane by lane."""
+        before = [s for s in statements if isinstance(s, (Let, Load)) and self._outside(s)]
+        inner = [s for s in statements if s not in before]
+        stores = [s for s in inner if isinstance(s, Store) and s.wide]
+        with self._loop():
+            self._first(asks_where(inner))
+            self._statements(before)
+            for load in (s for s in inner if isinstance(s, Load) and s.wide):
+                kind = f"const Vector<{load.storage.cuda}> {load.name}_vector"
+                text = self._vector(load.access)
+                if load.across:
+                    text = f"load_across({self._pointer(load.access)}, head, first, {self._end})"
+                self.writer.assign(kind, f"{text};")
+            for store in stores:
+                kind = store.storage.compute.cuda
+                self.writer.line(f"{kind} {self._stored_lanes(store)}[LANES];")
+            self._lane_loops(inner)
+            for store in stores:
+                self._store_vector(store)
+
+    def _outside(self, statement: Let | Load) -> bool:
+        return self.kernel.form is Form.TILE and Level.COL not in statement.level
+
+    def _lane_loops(self, statements: Sequence[Stmt]) -> None:
+        """A loop over the lanes; a pair of reductions takes the maximum of the vector first."""
+        pairs = [s for s in statements if isinstance(s, Rescale)]
+        if not pairs:
+            self._lane_loop(statements)
+            return
+        self._before(pairs)
+        self._phase = 1
+        self._lane_loop(statements)
+        self._rebase(pairs)
+        self._phase = 2
+        rest = [s for s in statements if not isinstance(s, (Accumulate, Keep))]
+        if self._lanes:
+            self._lane_loop(rest)
+        else:  # the values of the one lane are still in scope
+            self._in_lanes = True
+            self._statements(pairs)
+            self._in_lanes = False
+        self._phase = 0
+
+    def _lane_loop(self, statements: Sequence[Stmt]) -> None:
+        used = mentioned(statements)
+        if self._by_vector and "inside" in used and self._phase < 2:
+            self.writer.line(f"const bool inside = first < {self._end};")
+        self._in_lanes = True
+        if self._lanes:
+            self.writer.line("#pragma unroll")
+            with self._block("for (int lane = 0; lane < LANES; ++lane) {"):
+                self._columns(used)
+                self._statements(statements)
+        else:
+            self._columns(used)
+            self._statements(statements)
+        self._in_lanes = False
+
+    def _store_vector(self, store: Store) -> None:
+        kind = f"_{store.storage.cuda}" if is_narrow(store.storage) else ""
+        packed = f"pack{kind}({self._stored_lanes(store)})"
+        pointer = self._pointer(store.access)
+        if self._full:
+            self.writer.line(f"store_vector({pointer}, {packed});")
+        else:
+            how = "store_whole" if self._by_vector else "store_inside"
+            self.writer.line(f"{how}({pointer}, {packed}, first, {self._end});")

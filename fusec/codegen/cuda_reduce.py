@@ -1,0 +1,207 @@
+"""How the threads of a CUDA kernel reduce a row: each on its own, then among each other.
+
+May import ``fusec.ir`` and the modules of ``codegen`` above it in the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from fusec.codegen.cuda_place import Place, group_of
+from fusec.codegen.kernel import (
+    Accumulate,
+    Accumulator,
+    Apply,
+    Combine,
+    Let,
+    Level,
+    Literal,
+    Load,
+    Reduce,
+    Ref,
+    Rescale,
+    Stmt,
+    Sweep,
+)
+from fusec.codegen.uses import reads
+from fusec.ir.dtypes import F64, DType
+from fusec.ir.ops import OPS, Call, Infix
+
+
+@dataclass(slots=True)
+class Reductions(Place):
+    """Prints running values and what combines them."""
+
+    _of_parts: list[Load] = field(default_factory=list)  # read in loops over the parts of a row
+    _phase: int = 0  # of a pair: 1 while its maximum is found, 2 for the sum below that
+    _met: bool = False  # the blocks of a cluster have waited for each other to start
+
+    def _scales(self, statements: Iterable[Stmt]) -> None:
+        """The factor of the terms of a mean."""
+        means: dict[DType, None] = {}
+        for statement in statements:
+            if isinstance(statement, Sweep):
+                means.update({a.dtype: None for a in statement.accumulators if a.op.name == "mean"})
+            elif isinstance(statement, Combine) and statement.op.name == "mean":
+                means[statement.dtype] = None
+        for dtype in means:
+            text = f"mean_scale<{dtype.cuda}>(cols)"
+            self.writer.line(f"const {dtype.cuda} {_scale(dtype)} = {text};")
+
+    def _accumulate(self, statement: Accumulate) -> None:
+        accumulator = statement.accumulator
+        kind, name = accumulator.accumulate, accumulator.lanes
+        if accumulator.op.name == "mean":
+            fma = "fma" if kind is F64 else "fmaf"
+            value = self.dialect.text(statement.value)
+            self.writer.assign(name, f"{fma}({value}, {_scale(kind)}, {name});")
+            return
+        assert accumulator.op.combine is not None
+        joined = Apply(
+            OPS[accumulator.op.combine],
+            (Ref(name, kind, Level.TILE), statement.value),
+            kind,
+            kind,
+            Level.TILE,
+        )
+        form = joined.op.cuda.pick(kind)
+        if isinstance(form, Infix) and kind.bits >= 32:
+            self.writer.line(f"{name} {form.symbol}= {self.dialect.text(statement.value)};")
+        else:
+            self.writer.assign(name, f"{self.dialect.text(joined)};")
+
+    def _declare(self, accumulator: Accumulator) -> None:
+        kind = accumulator.accumulate
+        identity = self.dialect.literal(Literal(accumulator.identity.value, kind), strict=True)
+        self.writer.line(f"{kind.cuda} {accumulator.lanes} = {identity};")
+
+    def _finish(self, name: str, op_name: str, part: str, dtype: DType) -> None:
+        """What the threads of a row have, combined; a mean is divided by the number of elements."""
+        config = self.kernel.config
+        form = OPS[op_name].cuda.usual
+        assert isinstance(form, Call)
+        join, slots = form.name, f"{name}_slots"
+        size = None
+        if config.lanes_along_rows:
+            size, across = "[GROUP][ROWS]", f"across_group<{join}>({part}, {slots})"
+        elif config.cluster > 1:
+            self._wait_for_start()
+            across = f"across_cluster<{join}>({part}, {slots}, {name}_barrier)"
+        elif group_of(self.kernel) == 1:
+            across = part
+        elif group_of(self.kernel) <= 32:
+            across = f"across_lanes<{join}, GROUP>({part})"
+        else:
+            size, across = "[WARPS]", f"across_block<{join}>({part}, {slots})"
+        if size is not None:
+            self.writer.line(f"__shared__ {dtype.cuda} {slots}{size};")
+        if op_name == "mean":
+            across = f"{across} / (static_cast<{dtype.cuda}>(cols) * {_scale(dtype)})"
+        self._define(name, dtype, across)
+
+    def _combine(self, statement: Combine) -> None:
+        """The parts of a row that other blocks left, each group of threads on its own."""
+        kind, op = statement.dtype, statement.op
+        assert op.identity is not None
+        part = f"{statement.name}_part"
+        accumulator = Accumulator(
+            statement.name, part, op, kind, kind, Literal(op.identity(kind), kind), kind
+        )
+        self._declare(accumulator)
+        end = "row < rows ? SPLITS : 0" if self._several_rows else "SPLITS"
+        with self._block(f"for (int part = member; part < ({end}); part += GROUP) {{"):
+            value = f"{statement.access.buffer}[{self._address(statement.access)}]"
+            self._accumulate(Accumulate(accumulator, Ref(value, kind, Level.ROW)))
+        self._finish(statement.name, op.name, part, kind)
+
+    def _meet(self) -> None:
+        """Shared memory for what the blocks of a cluster send each other, ready before any does."""
+        sweeps = [s for s in self.kernel.body if isinstance(s, Sweep)]
+        names = [a.name for sweep in sweeps for a in sweep.accumulators]
+        for name in names:
+            self.writer.line(f"__shared__ unsigned long long {name}_slots[CLUSTER * WARPS];")
+            self.writer.line(f"__shared__ unsigned long long {name}_barrier;")
+        with self._block("if (threadIdx.x == 0) {"):
+            for name in names:
+                self.writer.line(f"expect({name}_barrier, sizeof({name}_slots));")
+        self.writer.line("__cluster_barrier_arrive_relaxed();")
+
+    # -- a maximum and a sum of exponentials below it ---------------------------------------------
+
+    def _exp(self, dtype: DType, fast: bool, text: str) -> str:
+        form = OPS["exp"].cuda.pick(dtype, fast)
+        assert isinstance(form, Call)
+        return f"{form.name}({text})"
+
+    def _rescale(self, statement: Rescale) -> None:
+        """In the first phase the maximum of a vector, in the second the sum below it."""
+        largest, total = statement.largest.lanes, statement.total.lanes
+        value = self.dialect.text(statement.value)
+        if self._phase == 1:
+            self.writer.assign(largest, f"maximum({largest}, {value});")
+            return
+        below = f"{value} - {statement.largest.name}_base"
+        self.writer.line(f"{total} += {self._exp(statement.total.dtype, statement.fast, below)};")
+
+    def _before(self, pairs: Iterable[Rescale]) -> None:
+        for pair in pairs:
+            self._define(f"{pair.largest.name}_before", pair.largest.dtype, pair.largest.lanes)
+
+    def _rebase(self, pairs: Iterable[Rescale]) -> None:
+        """The sum so far, below the new maximum."""
+        for pair in pairs:
+            kind, name = pair.total.dtype, pair.largest.name
+            self._define(f"{name}_base", kind, f"finite_base({pair.largest.lanes})")
+            factor = self._exp(kind, pair.fast, f"{name}_before - {name}_base")
+            self.writer.line(f"{pair.total.lanes} *= {factor};")
+
+    def _finish_online(self, statement: Rescale) -> None:
+        """Both results of a pair, after one meeting of the blocks."""
+        kind = statement.total.dtype
+        largest, total = statement.largest, statement.total
+        self._wait_for_start()
+        shared = [f"{a.name}_{what}" for a in (largest, total) for what in ("slots", "barrier")]
+        exponential = self._exp(kind, statement.fast, "x")
+        self.writer.line(f"online_across_cluster({largest.lanes}, {total.lanes},")
+        self.writer.line(f"                      {', '.join(shared)},")
+        self.writer.line(f"                      []({kind.cuda} x) {{ return {exponential}; }});")
+        for accumulator in (largest, total):
+            self._define(accumulator.name, kind, accumulator.lanes)
+
+    def _wait_for_start(self) -> None:
+        """A block that has not begun cannot be written to."""
+        if self._met:
+            return
+        self._met = True
+        self.writer.line("__cluster_barrier_wait();  // all blocks of the cluster run")
+
+    def _rescale_part(self, statement: Rescale) -> None:
+        """From the maximum of a thread to that of the row; that of an empty row counts as 0."""
+        kind, name = statement.total.dtype, statement.largest.name
+        part = f"{statement.largest.lanes} - finite_base({name})"
+        factor = self._exp(kind, statement.fast, part)
+        self.writer.assign(statement.total.lanes, f"{statement.total.lanes} * {factor};")
+
+    # -- the parts of a row that other blocks left ------------------------------------------------
+
+    def _reduce_parts(self, statement: Reduce) -> None:
+        """A reduction over the parts, each thread taking some."""
+        kind, op = statement.dtype, statement.op
+        assert op.identity is not None
+        part = f"{statement.name}_part"
+        identity = Literal(op.identity(kind), kind)
+        accumulator = Accumulator(statement.name, part, op, kind, kind, identity, kind)
+        self._declare(accumulator)
+        end = "(row < rows ? SPLITS : 0)" if self._several_rows else "SPLITS"
+        with self._block(f"for (int part = member; part < {end}; part += GROUP) {{"):
+            wanted = reads([Let("", statement.value, Level.ROW)])
+            for load in (part for part in self._of_parts if part.name in wanted):
+                element = f"{load.access.buffer}[{self._address(load.access)}]"
+                self._define(load.name, load.dtype, element)
+            self._accumulate(Accumulate(accumulator, statement.value))
+        self._finish(statement.name, op.name, part, kind)
+
+
+def _scale(dtype: DType) -> str:
+    return "wide_scale" if dtype is F64 else "scale"

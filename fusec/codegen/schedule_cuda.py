@@ -1,0 +1,231 @@
+"""The default choices about the performance of a CUDA kernel.
+
+Sizes enter as classes: a power of two that covers the row, and whether rows begin and end where
+vectors do. May import ``fusec.ir`` and the modules of ``codegen`` above it in the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from fusec.codegen.kernel import Config, Form
+from fusec.codegen.layout import Arrangement, Operand
+from fusec.codegen.schedule import WIDE_OFFSETS, is_tile, rows_contiguous, splits_of
+
+VECTOR_BYTES = 16  # the widest load there is
+FLAT_THREADS, FLAT_VECTORS = 256, 4
+TILE_THREADS, TILE_VECTORS = 256, 4
+HELD_WORDS = 32  # registers in which a thread holds what it has loaded of a row
+WARP_VECTORS = 8  # of a row that one warp takes alone
+KEPT_ELEMENTS = 16  # values of 16 bits that are better kept as floats than computed again
+ROW_THREADS = 256  # of a block with several rows
+BLOCK_THREADS = 512  # the most for a row that one block holds
+CLUSTER_THREADS = 256  # the least of a block that shares its row with others
+RESIDENT_THREADS = 768  # of a multiprocessor: 80 registers each
+LARGEST_BLOCK, LARGEST_CLUSTER = 1024, 8
+CLUSTERS_SINCE = 90  # the compute capability, times ten
+LOOP_THREADS, LOOP_VECTORS = 512, 4
+SHARE_TILES = 4  # the least of a row that a block takes where blocks share rows
+COLUMN_THREADS, COLUMN_VECTORS = 256, 8
+
+
+def choose_cuda(
+    form: Form,
+    accesses: Sequence[Operand],
+    arrangement: Arrangement,
+    aligned: Sequence[bool],
+    capability: int = CLUSTERS_SINCE,
+    batch_invariant: bool = False,
+) -> Config:
+    """The Config of a CUDA kernel for these operands.
+
+    ``aligned``: which begin at a multiple of 16 bytes; ``capability``: that of the GPU, times ten;
+    ``batch_invariant``: the number of rows decides nothing that a result depends on.
+    """
+    vectors = _vectors(accesses, arrangement, aligned)
+    if batch_invariant and vectors.lead is not None:
+        # Where a row begins between vectors would decide which thread adds what.
+        vectors = Config(lanes=1)
+    config = _choose(form, accesses, arrangement, aligned, capability, vectors)
+    return replace(config, splits=1) if batch_invariant else config
+
+
+def _choose(
+    form: Form,
+    accesses: Sequence[Operand],
+    arrangement: Arrangement,
+    aligned: Sequence[bool],
+    capability: int,
+    vectors: Config,
+) -> Config:
+    wide = arrangement.span >= WIDE_OFFSETS or arrangement.rows * arrangement.cols >= WIDE_OFFSETS
+    if form is Form.ROWS and rows_contiguous(arrangement):
+        return _columns(arrangement, wide)
+    config = replace(vectors, wide_index=wide)
+    if form is Form.FLAT:
+        return _block(replace(config, whole=False), FLAT_THREADS, FLAT_VECTORS)
+    if form is Form.TILE:
+        return _tile(config, arrangement)
+    return _rows(config, accesses, arrangement, aligned, capability)
+
+
+def _vectors(
+    accesses: Sequence[Operand], arrangement: Arrangement, aligned: Sequence[bool]
+) -> Config:
+    """How wide a vector is, who moves as vectors, and whether rows begin between them."""
+    scalar = Config(lanes=1)
+    along = [k for k in range(len(accesses)) if _is_contiguous(k, arrangement)]
+    sizes = [accesses[k].node.dtype.itemsize for k in along]
+    if not along:
+        return scalar
+    lanes = min(2 * VECTOR_BYTES // max(sizes), VECTOR_BYTES // min(sizes))
+    if cover(arrangement.cols) < lanes:
+        return scalar
+    even = [k for k in along if aligned[k]]
+    lead = next((k for k in even if is_tile(k, arrangement)), even[0] if even else None)
+    if lead is None:
+        return scalar
+    begins = _row_starts(lead, arrangement, lanes)
+    narrow = tuple(
+        k for k in along if not aligned[k] or _row_starts(k, arrangement, lanes) != begins
+    )
+    if len(narrow) > len(along) - len(narrow):
+        return scalar
+    shifted = any(begins)
+    whole = not shifted and arrangement.cols % lanes == 0
+    return Config(lanes=lanes, narrow=narrow, lead=lead if shifted else None, whole=whole)
+
+
+def _is_contiguous(operand: int, arrangement: Arrangement) -> bool:
+    """Whether neighbouring columns are neighbours in memory."""
+    return len(arrangement.layout.cols) == 1 and arrangement.layout.strides[operand][-1] == 1
+
+
+def _row_starts(operand: int, arrangement: Arrangement, lanes: int) -> tuple[int, ...]:
+    """By how many elements each step along a row axis moves the start of a row between vectors."""
+    rows = len(arrangement.layout.rows)
+    return tuple(stride % lanes for stride in arrangement.strides[operand][:rows])
+
+
+def _block(config: Config, threads: int, vectors: int) -> Config:
+    """A block that works on one row."""
+    cols = threads * vectors * config.lanes
+    return replace(config, warps=threads // 32, vectors=vectors, block_rows=1, block_cols=cols)
+
+
+def _tile(config: Config, arrangement: Arrangement) -> Config:
+    """Threads along the columns; the vectors of a thread lie below each other."""
+    transposed = any(s and s[-1] not in (0, 1) for s in arrangement.layout.strides)
+    if transposed:
+        config = replace(config, lanes=1, narrow=(), lead=None, whole=False)
+    group = 32 if transposed else min(TILE_THREADS, _vectors_of_row(config, arrangement))
+    passes = TILE_THREADS // group
+    vectors = max(1, min(TILE_VECTORS, cover(arrangement.rows) // passes))
+    return replace(
+        config, warps=TILE_THREADS // 32, vectors=vectors,
+        block_rows=passes * vectors, block_cols=group * config.lanes,
+    )  # fmt: skip
+
+
+def _vectors_of_row(config: Config, arrangement: Arrangement) -> int:
+    """A power of two of vectors that cover a row, wherever it begins."""
+    if config.edges:
+        return cover(arrangement.cols // config.lanes)
+    overhang = config.lanes - 1 if config.lead is not None else 0
+    return cover(-(-(arrangement.cols + overhang) // config.lanes))
+
+
+def _rows(
+    config: Config,
+    accesses: Sequence[Operand],
+    arrangement: Arrangement,
+    aligned: Sequence[bool],
+    capability: int,
+) -> Config:
+    """A row in the registers of some lanes, a block or a cluster while it fits, else a loop."""
+    held = [
+        o.node.dtype.itemsize
+        for k, o in enumerate(accesses)
+        if o.kind not in ("root", "gather") and is_tile(k, arrangement)
+    ] or [4]
+    words = max(1, config.lanes * sum(held) // 4)
+    most = max(1, 1 << (HELD_WORDS // words).bit_length() - 1) if words <= HELD_WORDS else 1
+    config = _edged(config, arrangement, aligned)
+    count = _vectors_of_row(config, arrangement)
+    config = _resident(config, count, most, arrangement, capability)
+    if not config.resident:
+        splits = splits_of(arrangement.rows, arrangement.cols, SHARE_TILES * config.block_cols)
+        return replace(config, splits=splits)
+    filled = config.block_cols * config.cluster == arrangement.cols and config.block_rows == 1
+    if config.block_rows == 1:
+        config = replace(config, blocks=-(-RESIDENT_THREADS // config.threads))
+    few = config.vectors * config.lanes <= KEPT_ELEMENTS
+    return replace(config, keep=few or min(held) >= 4, even=filled and config.whole)
+
+
+def _edged(config: Config, arrangement: Arrangement, aligned: Sequence[bool]) -> Config:
+    """Rows that do not begin and end where vectors do: their whole vectors, and the few elements
+    around those a thread each.
+    """
+    count = cover(arrangement.cols // config.lanes)
+    if config.whole or config.lanes == 1 or count < 2 * config.lanes:
+        return config
+    rows = len(arrangement.layout.rows)
+    across = tuple(
+        k for k in config.narrow if aligned[k] and not any(arrangement.strides[k][:rows])
+    )
+    return replace(config, edges=True, across=across)
+
+
+def _resident(
+    config: Config, count: int, most: int, arrangement: Arrangement, capability: int
+) -> Config:
+    """Threads for a row of ``count`` vectors of which a thread holds ``most`` at most."""
+    if count <= 32 * min(most, WARP_VECTORS):
+        group, vectors = min(32, count), max(1, count // 32)
+        rows = ROW_THREADS // group if arrangement.layout.rows else 1
+        threads = ROW_THREADS if arrangement.layout.rows else 32
+        cols = (group if rows > 1 else threads) * vectors * config.lanes
+        return replace(
+            config, warps=threads // 32, vectors=vectors, block_rows=rows, block_cols=cols
+        )
+    threads = count // most
+    if threads <= BLOCK_THREADS:
+        return _block(config, max(64, threads), count // max(64, threads))
+    if capability >= CLUSTERS_SINCE and threads <= LARGEST_BLOCK * LARGEST_CLUSTER:
+        cluster = min(LARGEST_CLUSTER, threads // CLUSTER_THREADS)
+        threads //= cluster
+        whole = -(-(arrangement.cols // config.lanes) // (threads * cluster))
+        vectors = min(most, max(whole, most // 2 + 1))
+        return replace(_block(config, threads, vectors), cluster=cluster)
+    if threads <= LARGEST_BLOCK:
+        return _block(config, threads, most)
+    return replace(_block(config, LOOP_THREADS, min(most, LOOP_VECTORS)), resident=False)
+
+
+def _columns(arrangement: Arrangement, wide: bool) -> Config:
+    """Neighbouring threads take neighbouring rows, and share each with threads further on."""
+    config = Config(
+        block_rows=32, block_cols=COLUMN_THREADS // 32 * COLUMN_VECTORS,
+        warps=COLUMN_THREADS // 32, vectors=COLUMN_VECTORS, resident=False, wide_index=wide,
+        lanes_along_rows=True,
+    )  # fmt: skip
+    programs, share = -(-arrangement.rows // config.block_rows), SHARE_TILES * config.block_cols
+    return replace(config, splits=splits_of(programs, arrangement.cols, share))
+
+
+def cover(count: int) -> int:
+    """The smallest power of two that is not below ``count``."""
+    return 1 << max(0, count - 1).bit_length()
+
+
+def prefer_cuda(
+    form: Form, accesses: Sequence[Operand], arrangement: Arrangement, capability: int
+) -> str | None:
+    """Why ``backend="auto"`` takes CUDA C++ for a region, in words, or None where it takes Triton.
+
+    Without NVRTC or nvcc nobody asks. No rule is measured yet, so the answer is None.
+    """
+    del form, accesses, arrangement, capability
+    return None

@@ -1,0 +1,191 @@
+#include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/extension.h>
+
+namespace log_softmax_cross_entropy_kernel_code {
+
+// logsumexp(logits) - logits[target]
+//
+// reads logits f32, target i64; writes out f32; 4 bytes per element
+
+constexpr int THREADS = 128;  // threads of a block
+constexpr int BLOCKS = 6;  // blocks that the registers of a multiprocessor have to hold
+constexpr int WARPS = 4;  // warps of a block
+constexpr int GROUP = 128;  // threads of a block that share a row
+constexpr int LANES = 4;  // elements of a vector
+constexpr int VECTORS = 8;  // vectors that a thread works on at a time
+
+__device__ float infinity() { return __int_as_float(0x7f800000); }
+
+__device__ float not_a_number() { return __int_as_float(0x7fc00000); }
+
+template <class T, class Bits>
+__device__ T from_bits(Bits bits) {
+  T value;
+  memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+
+// LANES elements that move together, 16 bytes at a time.
+template <class T>
+struct alignas(LANES * sizeof(T) < 16 ? LANES * sizeof(T) : 16) Vector {
+  unsigned word[LANES * sizeof(T) / 4];
+};
+
+template <class T>
+__device__ T element(const Vector<T>& vector, int lane) {
+  if constexpr (sizeof(T) == 8) {
+    const unsigned long long high = vector.word[2 * lane + 1];
+    return from_bits<T>(high << 32 | vector.word[2 * lane]);
+  } else {
+    constexpr int PER_WORD = 4 / sizeof(T);
+    return from_bits<T>(vector.word[lane / PER_WORD] >> lane % PER_WORD * 8 * sizeof(T));
+  }
+}
+
+template <class T>
+__device__ Vector<T> load_vector(const T* from) {
+  return *reinterpret_cast<const Vector<T>*>(from);
+}
+
+// NaN wins.
+template <class T>
+__device__ T maximum(T a, T b) {
+  return a > b || a != a ? a : b;
+}
+#if __CUDA_ARCH__ >= 800
+template <>
+__device__ float maximum(float a, float b) {
+  float larger;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(larger) : "f"(a), "f"(b));
+  return larger;
+}
+#endif
+
+struct Sum {
+  template <class T>
+  static __device__ T join(T a, T b) {
+    return static_cast<T>(a + b);
+  }
+};
+
+struct Maximum {
+  template <class T>
+  static __device__ T join(T a, T b) {
+    return maximum(a, b);
+  }
+};
+
+// The values of WIDTH neighbouring lanes combined, in every one of them.
+template <class Join, int WIDTH, class T>
+__device__ T across_lanes(T value) {
+#pragma unroll
+  for (int distance = WIDTH / 2; distance > 0; distance /= 2) {
+    value = Join::join(value, static_cast<T>(__shfl_xor_sync(0xffffffff, value, distance)));
+  }
+  return value;
+}
+
+// The values of all threads of the block combined, in every one of them.
+template <class Join, class T>
+__device__ T across_block(T value, T (&slots)[WARPS]) {
+  value = across_lanes<Join, 32>(value);
+  if (threadIdx.x % 32 == 0) slots[threadIdx.x / 32] = value;
+  __syncthreads();
+  return across_lanes<Join, WARPS>(slots[threadIdx.x % WARPS]);
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) log_softmax_cross_entropy_kernel(
+    const float* __restrict__ logits_ptr,
+    const long long* __restrict__ target_ptr,
+    float* __restrict__ out_ptr,
+    int cols) {
+  const int row = blockIdx.x;
+  const int member = threadIdx.x;
+
+  // load
+  const long long target = target_ptr[row];
+  const float logits_at =
+      target >= 0LL && target < cols ? logits_ptr[row * cols + target] : not_a_number();
+  Vector<float> logits_vectors[VECTORS];
+  #pragma unroll
+  for (int vector = 0; vector < VECTORS; ++vector) {
+    const int first = (vector * GROUP + member) * LANES;
+    logits_vectors[vector] = load_vector(logits_ptr + row * cols + first);
+  }
+
+  // reduce: row_max
+  float row_max_part = -infinity();
+  #pragma unroll
+  for (int vector = 0; vector < VECTORS; ++vector) {
+    #pragma unroll
+    for (int lane = 0; lane < LANES; ++lane) {
+      const float logits = element(logits_vectors[vector], lane);
+      row_max_part = maximum(row_max_part, logits);
+    }
+  }
+  __shared__ float row_max_slots[WARPS];
+  const float row_max = across_block<Maximum>(row_max_part, row_max_slots);
+  const float t0 =
+      (static_cast<bool>((row_max == infinity()) | (row_max == -infinity())) ? 0.0f : row_max);
+
+  // reduce: row_sum
+  float row_sum_part = 0.0f;
+  #pragma unroll
+  for (int vector = 0; vector < VECTORS; ++vector) {
+    #pragma unroll
+    for (int lane = 0; lane < LANES; ++lane) {
+      const float logits = element(logits_vectors[vector], lane);
+      row_sum_part += expf(logits - t0);
+    }
+  }
+  __shared__ float row_sum_slots[WARPS];
+  const float row_sum = across_block<Sum>(row_sum_part, row_sum_slots);
+  const float out = logf(row_sum) + t0 - logits_at;
+
+  // store
+  if (member == 0) out_ptr[row] = out;
+}
+
+}
+
+// What the kernels take for granted of a tensor.
+static void check(const char* name, const torch::Tensor& tensor, torch::ScalarType type,
+                  std::initializer_list<int64_t> sizes) {
+  TORCH_CHECK(tensor.is_cuda(), name, " has to be on a GPU");
+  TORCH_CHECK(tensor.scalar_type() == type, name, " has to be of type ", type);
+  TORCH_CHECK(tensor.sizes() == torch::IntArrayRef(sizes), name, " has another shape");
+  TORCH_CHECK(tensor.is_contiguous(), name, " has to be contiguous");
+  TORCH_CHECK(reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 == 0,
+              name, " has to begin at a multiple of 16 bytes");
+}
+
+void log_softmax_cross_entropy_out(torch::Tensor logits, torch::Tensor target, torch::Tensor out) {
+  check("logits", logits, torch::kFloat, {logits.size(0), logits.size(1)});
+  check("target", target, torch::kLong, {target.size(0)});
+  TORCH_CHECK(logits.size(0) == target.size(0), "logits.0 and target.0 differ in length");
+  check("out", out, torch::kFloat, {logits.size(0)});
+  if (out.numel() == 0) return;
+  const c10::cuda::CUDAGuard guard(logits.device());
+  const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
+  {
+    const int64_t rows = logits.size(0), cols = logits.size(1);
+    TORCH_CHECK(rows * cols < int64_t{1} << 31, "offsets do not fit an int");
+    TORCH_CHECK(cols <= 4096, "a row has 4096 elements at most");
+    TORCH_CHECK(cols == 4096, "another row length");
+    const int64_t blocks = rows;
+    log_softmax_cross_entropy_kernel_code::log_softmax_cross_entropy_kernel<<<blocks, 128, 0, stream>>>(
+        static_cast<const float*>(logits.data_ptr()),
+        static_cast<const long long*>(target.data_ptr()),
+        static_cast<float*>(out.data_ptr()),
+        static_cast<int>(cols));
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+}
+
+torch::Tensor log_softmax_cross_entropy(torch::Tensor logits, torch::Tensor target) {
+  torch::Tensor out = torch::empty({logits.size(0)}, logits.options().dtype(torch::kFloat));
+  log_softmax_cross_entropy_out(logits, target, out);
+  return out;
+}
