@@ -81,4 +81,4 @@ def without_collections() -> Iterator[None]:
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pauses.after_fork)
+    os.register_at_fork(after_in_child=lambda: _pauses.after_fork())

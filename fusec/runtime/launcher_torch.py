@@ -74,7 +74,8 @@ def with_cuda(known: Ways, index: int) -> Ways:
             functions = (*found.functions[:-1], _stream(index))
     except (AttributeError, OSError, RuntimeError, TypeError, ValueError):
         return known
-    return Ways(known.handle, known.keys, (*known.kinds, *found.kinds), functions)
+    kinds = tuple(sorted({*known.kinds, *found.kinds}))
+    return Ways(known.handle, known.keys, kinds, functions)
 
 
 def allocation(device: torch.device) -> Allocate | None:

@@ -125,4 +125,14 @@ CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction funct
     out[i] = x[i] + y[i] * *static_cast<float *>(params[4]);
   return CUDA_SUCCESS;
 }
+CUresult CUDAAPI cuLaunchKernel(CUfunction function, unsigned grid_x, unsigned grid_y,
+                                unsigned grid_z, unsigned block_x, unsigned block_y,
+                                unsigned block_z, unsigned shared, CUstream stream, void **params,
+                                void **extra) {
+  CUlaunchConfig config{};
+  config.gridDimX = grid_x, config.gridDimY = grid_y, config.gridDimZ = grid_z;
+  config.blockDimX = block_x, config.blockDimY = block_y, config.blockDimZ = block_z;
+  config.sharedMemBytes = shared, config.hStream = stream;
+  return cuLaunchKernelEx(&config, function, params, extra);
+}
 }

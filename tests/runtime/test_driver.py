@@ -1,6 +1,7 @@
 """Launching through the CUDA driver, against a stand-in for it that needs no GPU."""
 
 import ctypes
+import functools
 import math
 import struct
 import subprocess
@@ -315,7 +316,10 @@ def plan_of_add(fake: ctypes.CDLL):
     module = launcher._state.module
     stream = [0x5EED]
 
-    def make(devices: int = 1):
+    def own() -> Memory:
+        return Memory((ctypes.c_float * 5)())
+
+    def make(devices: int = 1, cluster: tuple[int, int, int] = (1, 1, 1), maker: object = own):
         ctypes.c_int.in_dll(fake, "fake_devices").value = devices
         function = load_function(CUBIN, "add", 1000, 0)
         cuda = driver.cuda_driver()
@@ -326,10 +330,10 @@ def plan_of_add(fake: ctypes.CDLL):
         module.setup_cuda(lambda index: stream[0] + index, *cuda.addresses(), devices > 1)
         step = (
             driver.codes(TYPES).encode(), (0, 0, 0, 5, 0), ((0, 0), (1, 1), (2, 3)), ((4, 2),),
-            function.address, function.context_address, (7, 2, 3), (128, 1, 1), (1, 1, 1), 1000, 0,
+            function.address, function.context_address, (7, 2, 3), (128, 1, 1), cluster, 1000, 0,
             fail,
         )  # fmt: skip
-        return module.Plan(3, 1, (lambda: Memory((ctypes.c_float * 5)()),), (step,), function)
+        return module.Plan(3, 1, (maker,), (step,), function)
 
     make.stream = stream  # type: ignore[attr-defined]
     yield make
@@ -351,6 +355,58 @@ def test_the_launcher_reaches_the_kernel(fake: ctypes.CDLL, plan_of_add) -> None
     plan_of_add.stream[0] = 7
     assert list(plan(*memories(), 1e39).array) == [math.inf] * 5
     assert LaunchConfig.in_dll(fake, "fake_config").stream == 7
+
+
+def test_the_launcher_passes_a_cluster(fake: ctypes.CDLL, plan_of_add) -> None:
+    plan = plan_of_add(cluster=(4, 2, 1))
+    assert list(plan(*memories(), 1.0).array) == [1.0, 2.0, 3.0, 4.0, 5.0]
+    config = LaunchConfig.in_dll(fake, "fake_config")
+    assert (config.grid_x, config.block_x, config.shared) == (7, 128, 1000)
+    assert (config.stream, config.attribute_count) == (0x5EED, 1)
+    attribute = LaunchAttribute.in_dll(fake, "fake_attribute")
+    cluster = attribute.value.cluster
+    assert (attribute.id, cluster.x, cluster.y, cluster.z) == (4, 4, 2, 1)
+
+
+def test_the_launcher_asks_torch_for_the_stream(fake: ctypes.CDLL, plan_of_add) -> None:
+    ways, module = launcher._state.ways, launcher._state.module
+    assert ways is not None
+    answers = [0]
+
+    @ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_int32, ctypes.POINTER(ctypes.c_void_p))
+    def current(index: int, stream) -> int:
+        stream[0] = 0xABC + index
+        return answers[0]
+
+    plan = plan_of_add()
+    address = ctypes.cast(current, ctypes.c_void_p).value
+    module.setup_tensors(*ways[:3], (*ways.functions[:9], address))
+    try:
+        plan(*memories(), 1.0)
+        assert LaunchConfig.in_dll(fake, "fake_config").stream == 0xABC
+        answers[0] = 1  # an error: Python is asked
+        plan(*memories(), 1.0)
+        assert LaunchConfig.in_dll(fake, "fake_config").stream == 0x5EED
+    finally:
+        module.setup_tensors(*ways)
+
+
+@pytest.mark.parametrize(
+    ("devices", "context", "short"), [(1, 0, True), (1, 1, True), (2, 0, True), (2, 1, False)]
+)
+def test_the_launcher_allocates_in_the_context_of_the_plan(
+    fake: ctypes.CDLL, plan_of_add, devices: int, context: int, short: bool
+) -> None:
+    def allocate(*arguments: object) -> Memory:
+        taken.append(arguments)
+        return Memory((ctypes.c_float * 5)())
+
+    taken: list[object] = []
+    otherwise = functools.partial(allocate, "otherwise")
+    plan = plan_of_add(devices, maker=(allocate, ("shape", "strides"), otherwise))
+    fake.fake_push(context)
+    plan(*memories(), 1.0)
+    assert taken == [("shape", "strides") if short else ("otherwise",)]
 
 
 @pytest.mark.parametrize("devices", [1, 2])
