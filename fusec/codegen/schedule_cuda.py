@@ -28,6 +28,10 @@ CLUSTERS_SINCE = 90  # the compute capability, times ten
 LOOP_THREADS, LOOP_VECTORS = 512, 4
 SHARE_TILES = 4  # the least of a row that a block takes where blocks share rows
 COLUMN_THREADS, COLUMN_VECTORS = 256, 8
+# Rows between these are looked at; above them Triton's loop is as quick as any.
+PREFERRED_COLUMNS = 1024, 1 << 20
+HELD_COLUMNS_16, HELD_COLUMNS_32 = 8192, 32768  # that Triton holds in registers at full speed
+READ_COLUMNS = 65536  # from here on rows that are only read take Triton's single sweep
 
 
 def choose_cuda(
@@ -225,7 +229,19 @@ def prefer_cuda(
 ) -> str | None:
     """Why ``backend="auto"`` takes CUDA C++ for a region, in words, or None where it takes Triton.
 
-    Without NVRTC or nvcc nobody asks. No rule is measured yet, so the answer is None.
+    Measured on an H200 at 2^27 elements (``docs/performance.md``); without clusters, and without
+    NVRTC or nvcc, it is Triton everywhere.
     """
-    del form, accesses, arrangement, capability
-    return None
+    if form is not Form.ROWS or capability < CLUSTERS_SINCE or rows_contiguous(arrangement):
+        return None
+    full = [o for k, o in enumerate(accesses) if is_tile(k, arrangement)]
+    width, columns = max((o.node.dtype.itemsize for o in full), default=4), arrangement.cols
+    if not PREFERRED_COLUMNS[0] < columns <= PREFERRED_COLUMNS[1]:
+        return None
+    if columns * width % VECTOR_BYTES:
+        return "rows of odd length begin between wide loads, which Triton then does not use"
+    if columns <= (HELD_COLUMNS_16 if width <= 2 else HELD_COLUMNS_32):
+        return None  # Triton holds the row as well
+    if columns > READ_COLUMNS and all(o.kind != "root" for o in full):
+        return None  # one sweep reads the row, and nothing needs it again
+    return "registers of several blocks hold a long row, which Triton would read twice"
