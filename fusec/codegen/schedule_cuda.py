@@ -31,7 +31,8 @@ COLUMN_THREADS, COLUMN_VECTORS = 256, 8
 # Rows between these are looked at; above them Triton's loop is as quick as any.
 PREFERRED_COLUMNS = 1024, 1 << 20
 HELD_COLUMNS_16, HELD_COLUMNS_32 = 8192, 32768  # that Triton holds in registers at full speed
-READ_COLUMNS = 65536  # from here on rows that are only read take Triton's single sweep
+# Beyond these, rows that are only read take Triton's single sweep.
+READ_COLUMNS_16, READ_COLUMNS_32 = 131072, 65536
 
 
 def choose_cuda(
@@ -242,6 +243,7 @@ def prefer_cuda(
         return "rows of odd length begin between wide loads, which Triton then does not use"
     if columns <= (HELD_COLUMNS_16 if width <= 2 else HELD_COLUMNS_32):
         return None  # Triton holds the row as well
-    if columns > READ_COLUMNS and all(o.kind != "root" for o in full):
+    once = READ_COLUMNS_16 if width <= 2 else READ_COLUMNS_32
+    if columns > once and all(o.kind != "root" for o in full):
         return None  # one sweep reads the row, and nothing needs it again
     return "registers of several blocks hold a long row, which Triton would read twice"

@@ -163,9 +163,7 @@ class Sweeps:
         """How many sweeps have to be over before each value is known."""
         values = self.values
         job = values.job
-        # Where blocks share a resident row they meet once for both reductions of a pair.
-        alone = job.config.resident and job.config.cluster == 1
-        online = () if alone else job.target.online
+        online = () if job.config.resident else job.target.online
         self._stage = stages(values.nodes, values.reads, online)
         self._pairs = pairs(values.nodes, values.reads, online)
 
