@@ -30,7 +30,9 @@ from fusec.frontend.trace_views import Length, View, Views
 from fusec.ir.dtypes import F64, by_torch_name
 from fusec.source import Source
 
-_SHAPES = re.compile(r"\b(size|shape|dim|dims|dimension|dimensions|broadcast\w*|numel|index)\b")
+_SHAPES = re.compile(
+    r"\b(size|shape|dim|dims|dimension|dimensions|broadcast\w*|numel|index)\b", re.IGNORECASE
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -212,7 +212,7 @@ def _refuse(func: Any, name: str, overload: str, where: Where) -> None:
     if name.removesuffix("_") in rows.MATRIX_PRODUCTS:
         raise where.error(
             UnsupportedError,
-            f"{_label(func)} is a matrix product, and those stay with PyTorch",
+            f"{_label(func)} is a matrix product or a convolution, and those stay with PyTorch",
             "trace the functions between the products",
             op=_label(func),
         )

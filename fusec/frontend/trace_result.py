@@ -128,6 +128,8 @@ def graph_of(
         needed |= pending
         lengths = (e for n in pending for e in views.specs[n].shape if isinstance(e, Dim))
         pending = {e.name.rpartition(".")[0] for e in lengths} - needed
+    if not any(not views.specs[n].scalar for n in needed):  # constants alone: a tensor says where
+        needed |= {n for n, spec in views.specs.items() if not spec.scalar}
     specs = tuple(views.specs[n] for n in views.views if n in needed)
     graph = Graph(specs, tuple(outputs), place.side, source)
     return Resolved(graph, tuple(_equal(specs)))

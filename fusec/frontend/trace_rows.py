@@ -35,7 +35,7 @@ _EXCEPTIONS = {
     "logical_or": "self or other",
     "logical_xor": "(self != 0) != (other != 0)",
     "logical_not": "not self",
-    "where.self": "where(condition, self, other)",
+    "where": "where(condition, self, other)",
     "masked_fill": "where(mask, value, self)",
     "threshold": "where(self <= threshold, value, self)",
     "hardtanh": "clamp(self, min_val, max_val)",
@@ -47,7 +47,6 @@ _EXCEPTIONS = {
     "rad2deg": "self * (180 / pi)",
     "addcmul": "self + value * tensor1 * tensor2",
     "addcdiv": "self + value * (tensor1 / tensor2)",
-    "special_ndtr": "ndtr(self)",
     "special_entr": "where(self > 0, -self * log(self), where(self == 0, 0, self - self - inf))",
     "special_xlog1py": "where(other != other, nan, where(self == 0, 0, self * log1p(other)))",
 }
@@ -81,10 +80,10 @@ VALUE_SHAPED = _words(
 def _derived() -> Iterator[tuple[str, str]]:
     """Rows that ops and composites make themselves, by the names of their references."""
     for op in elementwise():
-        if isinstance(op.torch, str):
+        if isinstance(op.torch, str) and op.name != "where":
             yield ("div" if op.name == "div" else op.torch), op.name
     for row in rows():
-        if row.torch is not None and not row.reduction:
+        if row.torch is not None and all(p.name != "axis" for p in row.parameters):
             yield row.torch.removeprefix("F."), row.name
 
 

@@ -201,26 +201,6 @@ def _layer_norm(convert: Converter, call: Call) -> Any:
     return _scaled(convert, less, scale, arguments), centre, scale
 
 
-@_for("_fused_rms_norm")
-def _rms_norm(convert: Converter, call: Call) -> Any:
-    import torch
-
-    arguments = call.arguments
-    given = arguments["input"]
-    value = convert.tensor(given)
-    rank = len(value.axes)
-    wanted = list(range(rank - len(arguments["normalized_shape"]), rank))
-    eps = arguments["eps"]
-    if eps is None:
-        wide = torch.float64 if given.dtype == torch.float64 else torch.float32
-        eps = torch.finfo(wide).eps
-    square = convert.pointwise("x * x", x=value)
-    scale = convert.pointwise(
-        "rsqrt(v + eps)", v=convert.reduce("mean", square, wanted, True), eps=eps
-    )
-    return _scaled(convert, value, scale, arguments), scale
-
-
 @_for("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
       "cudnn_batch_norm", "_batch_norm_no_update")  # fmt: skip
 def _batch_norm(convert: Converter, call: Call) -> Any:

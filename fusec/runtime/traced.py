@@ -199,17 +199,20 @@ class TracedFunction:
         """All of a call that a bound call depends on."""
         found: list[Any] = [structure]
         for leaf in leaves:
-            if type(leaf) is float and not self._floats:
-                found.append(float)
-            elif hasattr(leaf, "shape"):
-                found.append((leaf.dtype, tuple(leaf.shape), getattr(leaf, "device", None)))
-            else:
-                found.append((type(leaf), leaf))
-        try:
-            hash(tuple(found))
-        except TypeError:
-            self._refuse(leaves)
+            try:
+                found.append((leaf.dtype, leaf.shape, leaf.is_cuda))
+            except AttributeError:
+                found.append(self._key_of(leaf))
         return tuple(found)
+
+    def _key_of(self, leaf: Any) -> Any:
+        """The part of a key that is no tensor's."""
+        if type(leaf) is float and not self._floats:
+            return float
+        if hasattr(leaf, "shape"):
+            return leaf.dtype, leaf.shape
+        self._refuse([leaf])
+        return type(leaf), leaf
 
     def _refuse(self, leaves: Sequence[Any]) -> None:
         for leaf in leaves:

@@ -57,7 +57,7 @@ def _lengths(program: TracedProgram, leaves: Sequence[Any]) -> dict[Any, Any]:
 
     found: dict[Any, Any] = {}
     for own, leaf in zip(program.symbols, leaves, strict=True):
-        for symbol, value in zip(own, getattr(leaf, "shape", (leaf,)), strict=True):
+        for symbol, value in zip(own, getattr(leaf, "shape", (leaf,)), strict=bool(own)):
             if not isinstance(symbol, int):
                 found[symbol] = sympy.sympify(value)
     return found
@@ -127,7 +127,7 @@ def _arranged(tensor: torch.Tensor, axes: Sequence[int | None]) -> torch.Tensor:
     rank = tensor.dim()
     kept = [a + rank for a in axes if a is not None]
     dropped = [a for a in range(rank) if a not in kept]
-    moved = tensor.permute(*dropped, *kept)
+    moved = tensor.permute((*dropped, *kept))
     for _ in dropped:
         moved = moved.squeeze(0)
     for place, axis in enumerate(axes):

@@ -5,6 +5,7 @@ May import the standard library, and torch where it is used.
 
 from __future__ import annotations
 
+import dis
 import inspect
 from collections.abc import Iterator
 from types import CodeType, FunctionType, ModuleType
@@ -69,7 +70,9 @@ def _content(cell: Any) -> Any:
 
 
 def _global_names(code: CodeType) -> Iterator[str]:
-    yield from code.co_names
+    for instruction in dis.get_instructions(code):
+        if instruction.opname == "LOAD_GLOBAL":
+            yield instruction.argval
     for constant in code.co_consts:
         if isinstance(constant, CodeType):
             yield from _global_names(constant)
