@@ -393,4 +393,5 @@ class CompiledFunction:
 
 def _compile_again(text: str, options: dict[str, Any]) -> CompiledFunction:
     """What a pickle of a compiled function calls."""
-    return compile(text, **options)
+    made: CompiledFunction = compile(text, **options)
+    return made

@@ -80,6 +80,11 @@ class Converter:
     def _as(self, tensor: Any, value: Traced) -> Traced:
         """``value`` in the type and with the lengths that PyTorch gave the result."""
         dtype = self.dtype(tensor.dtype)
+        if dtype.is_float and value.node.dtype.is_float and dtype.bits > value.node.dtype.bits:
+            raise self.unsupported(
+                f"a result in {dtype.torch} of numbers in {value.node.dtype.torch}",
+                "cast an operand; torch.set_default_dtype is not looked at",
+            )
         if value.node.dtype is not dtype:
             node = self.builder.cast(value.operand(), dtype).node
             value = replace(value, node=node)
@@ -196,6 +201,8 @@ class Converter:
         text = rows.EXPRESSIONS.get(call.overload) or rows.EXPRESSIONS.get(call.name)
         if text is None:
             text = _text(rows.SAME_NAMES[call.name], tuple(operands))
+            if len(operands) > _most(rows.SAME_NAMES[call.name]):
+                raise self.unsupported(f"aten.{call.overload} with {', '.join(operands)}")
         scale = operands.pop("alpha", 1)
         if "alpha" in text and not isinstance(scale, bool) and isinstance(scale, int):
             text = text.replace("alpha * ", "") if scale == 1 else text
@@ -273,8 +280,14 @@ def _text(function: str, names: tuple[str, ...]) -> str:
         if op.symbol is not None:
             return op.symbol.join(names[:2]) if op.arity == 2 else f"{op.symbol}{names[0]}"
         return f"{function}({', '.join(names[: op.arity])})"
-    most = max(len(row.parameters) for row in DERIVED[function])
-    return f"{function}({', '.join(names[:most])})"
+    return f"{function}({', '.join(names[: _most(function)])})"
+
+
+def _most(function: str) -> int:
+    """How many operands an op or composite takes at most."""
+    if function in OPS:
+        return OPS[function].arity
+    return max(len(row.parameters) for row in DERIVED[function])
 
 
 def correction_of(arguments: Mapping[str, Any]) -> Any:

@@ -37,13 +37,18 @@ def _same(convert: Converter, call: Call) -> Traced:
 def _cast(convert: Converter, call: Call) -> Traced:
     given, dtype = call.arguments["self"], call.arguments["dtype"]
     device = call.arguments.get("device")
-    if device is not None and given.device != device:
+    if device is not None and not _same_device(given.device, device):
         raise convert.unsupported(f"a copy from {given.device} to {device}", "copy it outside")
     value = convert.tensor(given)
     if dtype is None:
         return value
     node = convert.builder.cast(value.operand(), convert.dtype(dtype)).node
     return replace(value, node=node)
+
+
+def _same_device(own: Any, wanted: Any) -> bool:
+    """Whether a copy to ``wanted`` stays; ``cuda`` without a number is any of that type."""
+    return own.type == wanted.type and wanted.index in (None, own.index)
 
 
 @_for("unsqueeze")
@@ -130,7 +135,7 @@ def _piece(
     return replace(value, node=node, lengths=lengths)
 
 
-@_for("view", "_unsafe_view", "reshape", "_reshape_alias")
+@_for("view.default", "_unsafe_view", "reshape", "_reshape_alias")
 def _reshape(convert: Converter, call: Call) -> Traced:
     """A view of an argument, or of one axes in front of those that stay; else of a result only."""
     value = convert.values[id(call.arguments["self"])]

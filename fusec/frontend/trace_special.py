@@ -153,7 +153,7 @@ def _extreme(convert: Converter, call: Call) -> Any:
     return tuple(convert.reduce(f, value, wanted, keepdim) for f in functions)
 
 
-@_for("max.default", "min.default", "max", "min")
+@_for("max.default", "min.default")
 def _largest(convert: Converter, call: Call) -> Traced:
     value = convert.tensor(call.arguments["self"])
     return convert.reduce(call.name, value, range(len(value.axes)), False)

@@ -11,6 +11,7 @@ from __future__ import annotations
 import inspect
 import sys
 import threading
+import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -24,6 +25,7 @@ from fusec.runtime.traced_arguments import (
     as_tensor,
     given,
     is_array,
+    is_empty_or_traced,
     is_static,
     kind_of,
     leaf_of,
@@ -35,6 +37,7 @@ from fusec.runtime.traced_variables import Variables
 
 Make: TypeAlias = "Callable[[Formula, str], Any]"
 _MEMO_LIMIT = 1024
+_MANY = 64  # programs of one function
 _DEFAULT_SHAPE = (4096, 4096)
 
 
@@ -130,7 +133,10 @@ class TracedFunction:
             named["out"], out = out, None
         leaves, structure = self._flatten(args, named)
         key = self._key(leaves, structure)
-        bound = self._memo.get(key)
+        try:
+            bound = self._memo.get(key)
+        except TypeError:  # lengths are symbols: inside another trace
+            return self._eager(leaves, structure)
         if bound is None or not self._variables.unchanged():
             bound = self._bound_for(key, leaves, structure)
         if bound is None:  # nothing to compute on
@@ -229,7 +235,7 @@ class TracedFunction:
                 self._variables = Variables(self.function)
                 self._programs.clear()
                 self._memo.clear()
-            if any(hasattr(x, "shape") and 0 in tuple(x.shape) for x in leaves):
+            if any(is_empty_or_traced(x) for x in leaves):
                 return None
             kind = (structure, tuple(map(kind_of, leaves)))
             programs = self._programs.setdefault(kind, [])
@@ -239,6 +245,7 @@ class TracedFunction:
             else:
                 known = self._trace(leaves, structure)
                 programs.append(known)
+                self._warn_of_many()
                 if looks_at_floats(known.program):
                     self._floats = True
                     self._memo.clear()
@@ -246,6 +253,14 @@ class TracedFunction:
             if len(self._memo) >= _MEMO_LIMIT:
                 self._memo.clear()
             return self._memo.setdefault(key, bind(known, leaves))
+
+    def _warn_of_many(self) -> None:
+        if len(self._all()) == _MANY:
+            warnings.warn(
+                f"{self.__name__} has been traced {_MANY} times: it asks for lengths or numbers,"
+                " or is given ever new integers",
+                stacklevel=5,
+            )
 
     def _trace(self, leaves: list[Any], structure: Any) -> Known:
         self._refuse([x for x in leaves if not is_static(x)])

@@ -38,6 +38,11 @@ def is_static(value: Any) -> bool:
     return of_torch or (isinstance(value, _STATIC) and not hasattr(value, "shape"))
 
 
+def is_empty_or_traced(value: Any) -> bool:
+    """Whether a tensor has no element, or stands in for one in another trace."""
+    return hasattr(value, "shape") and (0 in value.shape or type(value).__name__ == "FakeTensor")
+
+
 def is_array(value: Any) -> bool:
     return hasattr(value, "__array_interface__") and not hasattr(value, "untyped_storage")
 

@@ -67,7 +67,7 @@ def holds(program: TracedProgram, leaves: Sequence[Any]) -> bool:
     if not program.guards:
         return True
     values = _lengths(program, leaves)
-    return all(bool(guard.xreplace(values)) for guard in program.guards)
+    return all(guard.xreplace(values) == True for guard in program.guards)  # noqa: E712 (sympy's)
 
 
 def looks_at_floats(program: TracedProgram) -> bool:

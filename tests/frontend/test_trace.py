@@ -302,6 +302,8 @@ REFUSED: dict[str, tuple[Callable[..., Any], type[FusecError], str]] = {
     "linear": (lambda x: F.linear(x, x), UnsupportedError, "stay with PyTorch"),
     "sort": (lambda x: x.sort().values, UnsupportedError, "aten.sort.default is not an operator"),
     "cumsum": (lambda x: x.cumsum(-1), UnsupportedError, "did you mean 'sum'?"),
+    "decimals": (lambda x: x.round(decimals=2), UnsupportedError, "aten.round.decimals with"),
+    "bits": (lambda x: x.view(torch.int32), UnsupportedError, "aten.view.dtype is not an operator"),
     "cat": (lambda x: torch.cat([x, x]), UnsupportedError, "aten.cat.default is not an operator"),
     "nonzero": (lambda x: x[x > 0], UnsupportedError, "depends on values"),
     "complex": (lambda x: x.to(torch.complex64) * 2, DTypeError, "no type torch.complex64"),
@@ -348,6 +350,28 @@ def test_the_whole_message() -> None:
     assert shown[3].startswith("hint: 'if', 'while', bool()")
 
 
+def test_traced_functions_nest() -> None:
+    inner = fusec.compile(gated)
+    outer = fusec.compile(lambda x: inner(x).softmax(-1))
+    same(outer(X), gated(X).softmax(-1))
+    assert len(outer.variants) == 1
+    assert inner.variants == ()
+
+
+def test_many_traces_are_said() -> None:
+    function = fusec.compile(lambda x, n: x * n, backend="torch")
+    for n in range(63):
+        function(X[0, :2], n)
+    with pytest.warns(UserWarning, match="has been traced 64 times"):
+        function(X[0, :2], 63)
+
+
+def test_infinities_as_numbers() -> None:
+    function = fusec.compile(lambda x, s: torch.where(x > 0, x, s), backend="torch")
+    for s in (-float("inf"), 1.0, float("nan")):
+        torch.testing.assert_close(function(X, s), torch.where(X > 0, X, s), equal_nan=True)
+
+
 def test_errors_of_the_function_itself_pass() -> None:
     def raises(x: torch.Tensor) -> torch.Tensor:
         raise ValueError("mine")
@@ -373,12 +397,13 @@ def test_what_is_no_function_of_tensors() -> None:
         Layer().forward(X)
 
 
-def test_inputs_that_require_grad_are_as_for_a_formula() -> None:
-    tracked = X.clone().requires_grad_()
-    outcomes = []
-    for source in ("x * 2", lambda x: x * 2):
-        try:
-            outcomes.append(fusec.compile(source)(tracked).requires_grad)
-        except UnsupportedError as error:
-            outcomes.append(error.message)
-    assert outcomes[0] == outcomes[1]
+@pytest.mark.parametrize("name", ["gated", "norm", "transposed", "flattened", "distances"])
+def test_gradients(name: str) -> None:
+    function, args = PROGRAMS[name]
+    found = []
+    for run in (fusec.compile(function), function):
+        tracked = [a.double().requires_grad_() for a in args]
+        results = torch.utils._pytree.tree_leaves(run(*tracked))
+        total = sum((r * torch.linspace(0, 1, r.numel()).view(r.shape)).sum() for r in results)
+        found.append(torch.autograd.grad(total, tracked))
+    same(*found, 1e-10)

@@ -90,7 +90,9 @@ SPECIAL_CALLS: dict[str, Function] = {
     "split.Tensor": lambda x, y: [a * b for a, b in [(x * 2).chunk(2, -1), y.split(3, -1)]],
     "split_with_sizes": lambda x, y: [p * 2 for p in x.split([1, 2, 3], -1)],
     "unbind.int": lambda x, y: sum(x.unbind(0)) + 1,
-    "view": lambda x, y: (x.view(2, 2, 6).sum(1), (x + y).view(-1), (x * y).view(2, 2, 6).sum(1)),
+    "view.default": lambda x, y: (
+        x.view(2, 2, 6).sum(1), (x + y).view(-1), (x * y).view(2, 2, 6).sum(1)
+    ),
     "_unsafe_view": lambda x, y: torch.ops.aten._unsafe_view(x, [24]) * 2,
     "scalar_tensor": lambda x, y: (x + torch.tensor(1.5), torch.where(x > 0, 1.0, 2.0) * y),
     "full": lambda x, y: torch.full((4, 6), 2.5) * x,
@@ -118,8 +120,8 @@ SPECIAL_CALLS: dict[str, Function] = {
     "_log_softmax": lambda x, y: (x.log_softmax(-1), F.log_softmax(x, 0)),
     "max.dim": lambda x, y: (*x.max(-1), *x.max(0, keepdim=True)),
     "min.dim": lambda x, y: (*x.min(-1), *x.min(0, keepdim=True)),
-    "max": lambda x, y: x.max(),
-    "min": lambda x, y: x.min(),
+    "max.default": lambda x, y: x.max(),
+    "min.default": lambda x, y: x.min(),
     "var_mean": lambda x, y: (*torch.var_mean(x, -1), *torch.var_mean(x, 0, correction=0)),
     "std_mean": lambda x, y: torch.std_mean(x, -1, keepdim=True),
     "linalg_vector_norm": lambda x, y: [
@@ -140,7 +142,7 @@ SPECIAL_CALLS: dict[str, Function] = {
 # decomposition gets there first, and where one name of a row stands for several.
 ELSEWHERE = frozenset(
     "lift_fresh lift_fresh_copy contiguous positive reshape _reshape_alias empty empty_like"
-    " new_empty div.Scalar_mode _safe_softmax max.default min.default _native_batch_norm_legit"
+    " new_empty div.Scalar_mode _safe_softmax _native_batch_norm_legit"
     " _native_batch_norm_legit_no_training cudnn_batch_norm _batch_norm_no_update".split()
 )
 
