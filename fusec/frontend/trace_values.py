@@ -60,7 +60,6 @@ def aligned(
     labels = [_labels(o) for o in operands]
     slots = _merge(labels)
     rank = max(len(o.axes) for o in operands)
-    total = len(slots)
     result: list[int | None] = [None] * rank
     for position, (label, _) in enumerate(slots):
         if label != _HIDDEN:
@@ -73,7 +72,6 @@ def aligned(
         node = operand.node if not operand.node.shape else views.arrange(operand.node, order)
         axes = tuple(None if a is None else places[a] for a in operand.axes)
         moved.append(replace(operand, node=node, axes=axes))
-    assert total >= 0
     return moved, tuple(result)
 
 
@@ -95,20 +93,19 @@ def _labels(operand: Traced) -> list[int]:
 def _merge(labels: list[list[int]]) -> list[tuple[int, Slot]]:
     """Common axes from the right: the label of each, and which axis of each operand it is.
 
-    A hidden axis may stand where other operands have one that its own tensor lacks.
+    Labels ascend. A hidden axis may stand where other operands have one that its own tensor lacks;
+    where it keeps the next label back, it gets a place of its own, with the other hidden ones.
     """
     heads = [0] * len(labels)
     slots: list[tuple[int, Slot]] = []
     while any(h < len(own) for h, own in zip(heads, labels, strict=True)):
-        open_ones = [k for k, own in enumerate(labels) if heads[k] < len(own)]
-        hidden = [k for k in open_ones if labels[k][heads[k]] == _HIDDEN]
-        named = [labels[k][heads[k]] for k in open_ones if k not in hidden]
-        label = min(named) if named else _HIDDEN
-        blocked = [k for k in hidden if label in labels[k][heads[k] :]]
-        if label != _HIDDEN and not blocked:
-            advance = hidden + [k for k in open_ones if labels[k][heads[k]] == label]
-        else:
+        rest = [own[h:] for h, own in zip(heads, labels, strict=True)]
+        hidden = [k for k, own in enumerate(rest) if own and own[0] == _HIDDEN]
+        label = min((label for own in rest for label in own if label != _HIDDEN), default=_HIDDEN)
+        if label == _HIDDEN or any(label in rest[k] for k in hidden):
             label, advance = _HIDDEN, hidden
+        else:
+            advance = hidden + [k for k, own in enumerate(rest) if own and own[0] == label]
         slots.append((label, {k: heads[k] for k in advance}))
         for k in advance:
             heads[k] += 1

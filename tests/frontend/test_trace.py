@@ -71,6 +71,8 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "group_norm": (lambda x: F.group_norm(x.view(2, 3, 16), 3), (X,)),
     "lengths": (lambda x: x.sum(-1) / x.shape[-1] ** 0.5, (X,)),
     "tril": (lambda x: x.tril(), (X,)),
+    "outer": (lambda x: torch.outer(x[0], x[:, 0]) + x.sum(-1), (X,)),
+    "outer_of_reduced": (lambda x, y: x.sum(0)[:, None] * y.mean(-1), (X, Y)),
     "losses": (lambda x, y: (F.mse_loss(x, y), F.huber_loss(x, y), F.l1_loss(x, y)), (X, Y)),
     "logits": (lambda x, y: F.binary_cross_entropy_with_logits(x, y.sigmoid()), (X, Y)),
     "divergence": (lambda x, y: F.kl_div(x.log_softmax(-1), y.softmax(-1)), (X, Y)),
