@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fusec.version import __version__
 
 if TYPE_CHECKING:
-    from fusec.api import CompiledFunction, compile, stats
+    from fusec.api import CompiledFunction, compile, fuse, stats
     from fusec.errors import (
         BuildError,
         DTypeError,
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         UnknownNameError,
         UnsupportedError,
     )
+    from fusec.runtime.traced import TracedFunction
 
 __all__ = [
     "BuildError",
@@ -31,12 +32,16 @@ __all__ = [
     "InternalError",
     "ParseError",
     "ShapeError",
+    "TracedFunction",
     "UnknownNameError",
     "UnsupportedError",
     "__version__",
     "compile",
+    "fuse",
     "stats",
 ]
+
+_HOMES = {"TracedFunction": "fusec.runtime.traced"}
 
 # Hidden from type checkers: they would take a module __getattr__ as leave for any name at all.
 if not TYPE_CHECKING:
@@ -45,7 +50,7 @@ if not TYPE_CHECKING:
         """Load a public name from the module that defines it, and keep it for the next use."""
         if name not in __all__:
             raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-        home = "fusec.errors" if name.endswith("Error") else "fusec.api"
+        home = _HOMES.get(name, "fusec.errors" if name.endswith("Error") else "fusec.api")
         from fusec.collector import without_collections
 
         with without_collections():

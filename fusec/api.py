@@ -7,15 +7,15 @@ May import everything but the command line.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 
 from fusec.collector import without_collections
-from fusec.errors import UnknownNameError, UnsupportedError, did_you_mean
+from fusec.errors import UnknownNameError, did_you_mean
 from fusec.runtime import launcher, recipe
 from fusec.runtime.arguments import Call, reaches, run
 from fusec.runtime.bound import BoundCall, counted
-from fusec.runtime.choices import choose, kernel_name, seconds
+from fusec.runtime.choices import choose, function_only, kernel_name, own_name, seconds
 from fusec.runtime.counters import COUNTERS, OncePerKey
 from fusec.runtime.formula import Formula
 from fusec.runtime.prepared import CallPlan, Prepared, ready
@@ -47,8 +47,34 @@ def stats() -> Stats:
     return Stats(COUNTERS.compiles, COUNTERS.specializations)
 
 
+@overload
 def compile(
     source: str,
+    *,
+    inputs: Sequence[str] | None = ...,
+    backend: str = ...,
+    numerics: str = ...,
+    keepdim: bool = ...,
+    name: str | None = ...,
+    batch_invariant: bool = ...,
+    tune: float = ...,
+    build: str = ...,
+) -> CompiledFunction: ...
+@overload
+def compile(
+    source: Any,
+    *,
+    inputs: Sequence[str] | None = ...,
+    backend: str = ...,
+    numerics: str = ...,
+    keepdim: bool = ...,
+    name: str | None = ...,
+    batch_invariant: bool = ...,
+    tune: float = ...,
+    build: str = ...,
+) -> Any: ...
+def compile(
+    source: Any,
     *,
     inputs: Sequence[str] | None = None,
     backend: str = "auto",
@@ -58,10 +84,12 @@ def compile(
     batch_invariant: bool = False,
     tune: float = 0.0,
     build: str = "auto",
-) -> CompiledFunction:
-    """Compile a formula; kernels are built when the function is first called with tensors of a new
-    kind.
+) -> Any:
+    """Compile a formula, a sympy expression (or several) or a PyTorch function; kernels are built
+    when the result is first called with tensors of a new kind.
 
+    A formula or an expression gives a :class:`CompiledFunction`, a function a TracedFunction,
+    which takes and returns what the function does; ``inputs`` and ``keepdim`` are for the former.
     ``inputs`` fixes the order of the arguments (default: first appearance). ``backend`` is ``auto``
     (Triton for CUDA tensors, C++ for CPU tensors), ``triton``, ``cuda`` (CUDA C++), ``cpp`` or
     ``torch`` (the reference, which needs no compiler); on CPU tensors ``triton`` and ``cuda`` are
@@ -81,10 +109,15 @@ def compile(
     choose("build", build, BUILDS)
     mode = cast("Numerics", numerics)
     if not isinstance(source, str):
-        raise UnsupportedError(
-            f"a formula is text, got {type(source).__name__}",
-            hint="write the function as a formula, as in fusec.compile('x * sigmoid(x)')",
-        )
+        from fusec.passes.algebra import formula_of, is_sympy
+
+        if not is_sympy(source):
+            from fusec.runtime.traced import TracedFunction
+
+            function_only(source, inputs, keepdim)
+            options = kernel_name(name, own_name(source)), batch_invariant, seconds(tune), build
+            return TracedFunction(source, mode, backend, CompiledFunction, *options)
+        source = formula_of(source)
     with without_collections():
         formula = Formula(
             source,
@@ -97,6 +130,13 @@ def compile(
             build=build,
         )
     return CompiledFunction(formula, backend)
+
+
+def fuse(function: Callable[..., Any] | None = None, /, **options: Any) -> Any:
+    """Decorator: the PyTorch function below runs fused; ``options`` are those of ``compile``."""
+    if function is None:
+        return lambda below: compile(below, **options)
+    return compile(function, **options)
 
 
 class CompiledFunction:
@@ -353,4 +393,5 @@ class CompiledFunction:
 
 def _compile_again(text: str, options: dict[str, Any]) -> CompiledFunction:
     """What a pickle of a compiled function calls."""
-    return compile(text, **options)
+    made: CompiledFunction = compile(text, **options)
+    return made

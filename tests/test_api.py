@@ -69,8 +69,10 @@ def test_options_are_checked() -> None:
             fusec.compile("x", **options)
     with pytest.raises(FusecError, match="cannot name a kernel"):
         fusec.compile("x", name="two words")
-    with pytest.raises(UnsupportedError, match="a formula is text"):
-        fusec.compile(lambda x: x)
+    with pytest.raises(UnsupportedError, match="a formula, a function or a sympy"):
+        fusec.compile(3)
+    with pytest.raises(UnsupportedError, match="keepdim= is for formulas"):
+        fusec.compile(lambda x: x, keepdim=True)
 
 
 def test_the_name_names_the_kernel() -> None:

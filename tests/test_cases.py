@@ -34,6 +34,7 @@ BY_HAND = {
     "cache-multiprocess": "tests/runtime/test_cache.py",
     "cache-publish-atomic": "tests/runtime/test_cache.py",
     "ag-forward-mode": "tests/test_autograd.py",
+    "inst-lazy-import": "tests/test_import.py",
 }
 # Lines about traced functions whose meaning a formula has as well.
 AS_FORMULA = {
@@ -88,11 +89,6 @@ RUNNER = _runner()
 
 
 def _marks(case: dict[str, Any], backend: str) -> list[Any]:
-    issue, traced = case["issue"], case["dsl"] is None
-    if traced:
-        if case["expect"].get("error_ok") or case["id"] == "inst-lazy-import":
-            return [pytest.mark.skip(reason=issue)]
-        return [pytest.mark.xfail(strict=True, raises=_Refused, reason=issue)]
     if case.get("heavy") and not HEAVY:
         return [pytest.mark.skip(reason="needs gigabytes; HEAVY=1 runs it")]
     return []
@@ -129,7 +125,8 @@ def _build(case: dict[str, Any], backend: str) -> Callable[..., Any]:
             case["torch_fn"],
             {"torch": torch, "F": torch.nn.functional, "math": RUNNER.math},
         )
-        return fusec.compile(function, backend=backend)
+        traced = fusec.compile(function, backend=backend)
+        return lambda **inputs: guarded(lambda: traced(**inputs))
     compiled = guarded(lambda: fusec.compile(case["dsl"], keepdim=True, backend=backend))
     return lambda **inputs: guarded(lambda: compiled(**inputs))
 

@@ -7,6 +7,7 @@ at the first use. May import ``fusec.errors``, ``fusec.ir`` and ``passes/latex.p
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Mapping
 from functools import cache
 from types import MappingProxyType
@@ -20,7 +21,7 @@ from fusec.ir.ops import OPS, Kind
 from fusec.ir.text import number_text
 from fusec.passes.latex import latex
 
-__all__ = ["formula_from_sympy", "latex", "to_sympy"]
+__all__ = ["formula_from_sympy", "formula_of", "is_sympy", "latex", "to_sympy"]
 
 Expression: TypeAlias = Any  # sympy has no types
 _PLAIN_DENOMINATOR = 64  # dyadic fractions up to here are kept as fractions
@@ -141,6 +142,19 @@ def formula_from_sympy(expression: Expression) -> str:
     import sympy
 
     return str(_printer().doprint(sympy.sympify(expression)))
+
+
+def is_sympy(source: Any) -> bool:
+    """Whether ``source`` is a sympy expression or a tuple or list of them; imports nothing."""
+    parts = source if isinstance(source, tuple | list) and source else [source]
+    sympy = sys.modules.get("sympy")
+    return sympy is not None and all(isinstance(p, sympy.Basic | sympy.MatrixBase) for p in parts)
+
+
+def formula_of(source: Any) -> str:
+    """The formula of a sympy expression, or of several."""
+    parts = source if isinstance(source, tuple | list) else [source]
+    return ", ".join(formula_from_sympy(part) for part in parts)
 
 
 @cache

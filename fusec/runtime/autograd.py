@@ -12,7 +12,6 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fusec.errors import UnsupportedError
-from fusec.frontend.resolve import resolve
 from fusec.ir.dtypes import BOOL, F64, I64, by_torch_name
 from fusec.ir.evaluate import evaluate
 from fusec.ir.node import Dim
@@ -262,9 +261,7 @@ def step_of(special: Specialization, call: Call) -> Step:
     code = special.built.get(("differentiable",))
     if code is None:
         formula = special.formula
-        resolved = resolve(
-            formula.source, formula.program, special.specs, keepdim=formula.keepdim, sizes=sizes
-        )
+        resolved = formula.resolved(special.specs, sizes)
         code = special.built.setdefault(
             ("differentiable",), Differentiable(formula, resolved.graph)
         )

@@ -9,6 +9,7 @@ import keyword
 import math
 import re
 from collections.abc import Sequence
+from typing import Any
 
 from fusec.errors import FusecError, UnsupportedError, did_you_mean
 
@@ -41,3 +42,24 @@ def kernel_name(name: str | None, source: str) -> str:
         return f"{name}_kernel"
     outermost = re.fullmatch(r"\s*([A-Za-z][A-Za-z0-9_]*)\s*\([^()]*\)\s*", source)
     return f"{outermost.group(1)}_kernel" if outermost else "kernel"
+
+
+def function_only(source: Any, inputs: object, keepdim: bool) -> None:
+    """UnsupportedError for what is no function, and for options of formulas beside one."""
+    if not callable(source):
+        raise UnsupportedError(
+            f"fusec compiles a formula, a function or a sympy expression, not a "
+            f"{type(source).__name__}",
+            hint="a formula is text, as in fusec.compile('x * sigmoid(x)')",
+        )
+    if inputs is not None or keepdim:
+        raise UnsupportedError(
+            f"{'inputs' if inputs is not None else 'keepdim'}= is for formulas",
+            hint="a function says itself what it takes and what it keeps",
+        )
+
+
+def own_name(function: Any) -> str:
+    """A call of the function by its name, as a formula that names the kernel; or no text."""
+    name = getattr(function, "__name__", "")
+    return f"{name}()" if name.isidentifier() else ""

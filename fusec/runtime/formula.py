@@ -15,7 +15,10 @@ from typing import TYPE_CHECKING
 from fusec.runtime.cache import checkout, default_store, digest
 
 if TYPE_CHECKING:
+    from fusec.frontend.resolve import Resolved
     from fusec.frontend.syntax import Program
+    from fusec.ir.graph import InputSpec
+    from fusec.ir.node import Dim
     from fusec.passes.simplify import Numerics
     from fusec.source import Source
 
@@ -81,6 +84,12 @@ class Formula:
             parser.keep_tables(_TABLES)
             self._program = parser.parse(self.source)
         return self._program
+
+    def resolved(self, specs: tuple[InputSpec, ...], sizes: Mapping[Dim, int]) -> Resolved:
+        """The graph for inputs of these types and shapes; see ``frontend.resolve``."""
+        from fusec.frontend.resolve import resolve
+
+        return resolve(self.source, self.program, specs, keepdim=self.keepdim, sizes=sizes)
 
     def identity(self) -> dict[str, str]:
         """Everything about the formula that decides its kernels, as parts of a key."""

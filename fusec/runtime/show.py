@@ -13,6 +13,7 @@ from fusec.errors import DTypeError, UnknownNameError, UnsupportedError, did_you
 from fusec.frontend.resolve_names import index_names
 from fusec.ir.dtypes import BOOL, F32, F64, I64, by_torch_name
 from fusec.ir.text import print_graph
+from fusec.passes.formula import formula_text
 from fusec.runtime.formula import Formula
 from fusec.runtime.show_gradient import GradientView
 from fusec.runtime.specialize import (
@@ -25,6 +26,7 @@ from fusec.runtime.specialize import (
     lay_out_all,
     parts_of,
 )
+from fusec.runtime.traced_formula import TracedFormula
 
 if TYPE_CHECKING:
     from fusec.ir.node import Dim
@@ -204,6 +206,8 @@ def _formula(formula: Formula, special: Specialization) -> str:
     from fusec.passes.algebra import latex
 
     text = formula.source.text.strip()
+    if isinstance(formula, TracedFormula):
+        text = f"{text}\n\n{formula_text(special.plan.graph).strip()}"
     return f"{text}\n\n{latex(special.plan.graph)}\n"
 
 

@@ -9,7 +9,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from fusec.errors import UnsupportedError
-from fusec.frontend.resolve import resolve
 from fusec.ir.graph import Graph, images, value_alone, without_twins
 from fusec.ir.node import Dim, Node
 from fusec.ir.ops import Kind
@@ -36,9 +35,7 @@ class GradientView:
     def of(cls, special: Specialization, sizes: dict[Dim, int]) -> GradientView:
         """Raises UnsupportedError where nothing has a gradient."""
         formula = special.formula
-        resolved = resolve(
-            formula.source, formula.program, special.specs, keepdim=formula.keepdim, sizes=sizes
-        ).graph
+        resolved = formula.resolved(special.specs, sizes).graph
         names = [s.name for s in resolved.inputs if s.dtype.is_float and not s.scalar]
         whole = gradient(resolved, names).graph
         if not whole.outputs:

@@ -20,7 +20,6 @@ from fusec.codegen.kernel import Config, Form, Kernel
 from fusec.codegen.layout import Arrangement, Operand, arrange, operands
 from fusec.codegen.lower import CPP, CUDA, TRITON, Job, lower, sweeps_of
 from fusec.errors import InternalError
-from fusec.frontend.resolve import resolve
 from fusec.ir.dtypes import DType
 from fusec.ir.graph import Graph, InputSpec, Output
 from fusec.ir.node import Dim, Shape
@@ -131,7 +130,7 @@ def specialize(formula: Formula, arguments: Sequence[Argument]) -> Specializatio
     """Resolve, simplify and cut the formula for these arguments. Raises ShapeError, DTypeError."""
     specs = input_specs(formula, arguments)
     sizes = axis_sizes(specs, arguments)
-    resolved = resolve(formula.source, formula.program, specs, keepdim=formula.keepdim, sizes=sizes)
+    resolved = formula.resolved(specs, sizes)
     return of_graph(formula, specs, resolved.graph, resolved.equal)
 
 

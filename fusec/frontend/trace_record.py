@@ -1,0 +1,286 @@
+"""Runs a PyTorch function over tensors without memory and writes down what it calls.
+
+What no kernel can do is refused here, where the user's line is on the stack: values that the
+function asks for, unknown operators, changed inputs, random numbers, matrix products. Operators
+that fusec has no row for are taken apart by PyTorch's own decompositions. Torch is imported where
+it is used. May import ``fusec.errors`` and, of the frontend, ``trace_place`` and ``trace_rows``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from types import CodeType
+from typing import TYPE_CHECKING, Any
+
+from fusec.errors import UnsupportedError, did_you_mean
+from fusec.frontend import trace_rows as rows
+from fusec.frontend.trace_place import Where, current, where_of
+
+if TYPE_CHECKING:
+    import torch
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """One call of an operator: ``name`` of the operator, ``overload`` with its overload."""
+
+    name: str
+    overload: str
+    arguments: dict[str, Any]
+    result: Any
+    where: Where
+
+
+@dataclass(slots=True)
+class Tape:
+    """The calls of one run, and what the function's own variables are called."""
+
+    calls: list[Call] = field(default_factory=list)
+    names: dict[int, str] = field(default_factory=dict)
+    last: Where | None = None
+
+
+class Owner:
+    """Which tensors share memory: by their storage."""
+
+    def __init__(self) -> None:
+        self.inputs: dict[int, str] = {}
+        self.tensors: dict[int, list[Any]] = {}
+
+    def add(self, tensor: Any, argument: str | None = None) -> None:
+        storage = tensor.untyped_storage()._cdata
+        known = self.tensors.setdefault(storage, [])
+        if not any(t is tensor for t in known):
+            known.append(tensor)
+        if argument is not None:
+            self.inputs[storage] = argument
+
+    def argument(self, tensor: Any) -> str | None:
+        """The argument whose memory a tensor is, or None."""
+        return self.inputs.get(tensor.untyped_storage()._cdata)
+
+    def is_shared(self, tensor: Any) -> bool:
+        return len(self.tensors.get(tensor.untyped_storage()._cdata, ())) > 1
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Fills a tape.
+
+    ``knows`` tells whether an operator has a row, ``capture`` gives the stand-in for a tensor that
+    is no argument, ``code`` is the traced function's own.
+    """
+
+    tape: Tape
+    owner: Owner
+    knows: Callable[[str, str], bool]
+    capture: Callable[[Any, Where, str], Any]
+    code: CodeType | None
+    outer: list[Any] = field(default_factory=list)  # the operators that are being taken apart
+
+    def mode(self) -> Any:
+        """The dispatch mode that shows every operator to this recorder."""
+        from torch.utils._python_dispatch import TorchDispatchMode
+
+        call = self.call
+
+        class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
+            def __torch_dispatch__(
+                self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+            ) -> Any:
+                return call(self, func, args, kwargs or {})
+
+        return Mode()  # type: ignore[no-untyped-call]
+
+    def call(self, mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
+        """Run one operator over stand-ins, and write it down."""
+        import torch
+        from torch._subclasses.fake_tensor import FakeTensor
+        from torch.utils._pytree import tree_map_only
+
+        if func.namespace == "prim" or func._opname.startswith("sym_"):
+            return func(*args, **kwargs)  # asks for a device or a length
+        where = self._stand()
+        is_number = func._opname == "lift_fresh" and not isinstance(args[0], FakeTensor)
+        if is_number and not args[0].dim():
+            return self._literal(args[0], where)
+
+        def standin(tensor: torch.Tensor) -> Any:
+            if isinstance(tensor, FakeTensor):
+                return tensor
+            return self.capture(tensor, where, func._opname)
+
+        args, kwargs = tree_map_only(torch.Tensor, standin, (args, kwargs))
+        return self._dispatch(mode, func, where, args, kwargs)
+
+    def _stand(self) -> Where:
+        """Where the user's code is; takes down what its variables are called."""
+        import torch
+
+        frame = current()
+        self.tape.last = where_of(frame)
+        if frame.f_code is self.code:
+            for name, value in frame.f_locals.items():
+                if isinstance(value, torch.Tensor):
+                    self.tape.names.setdefault(id(value), name)
+        return self.tape.last
+
+    def _literal(self, tensor: torch.Tensor, where: Where) -> torch.Tensor:
+        """``torch.tensor(1.5)``: a number that stands in the function."""
+        import torch
+        from torch.utils._python_dispatch import _disable_current_modes
+
+        with _disable_current_modes():
+            value = tensor.item()
+        result = torch.empty((), dtype=tensor.dtype, device=tensor.device)
+        name = "scalar_tensor"
+        self.tape.calls.append(Call(name, f"{name}.default", {"s": value}, result, where))
+        return result
+
+    def _dispatch(self, mode: Any, func: Any, where: Where, args: Any, kwargs: Any) -> Any:
+        name, overload = func._opname, f"{func._opname}.{func._overloadname}"
+        _refuse(func, name, overload, where)
+        # Some functions may write by their schema alone: batch norm, in training.
+        mutates = func._schema.is_mutable and not self.knows(name, overload)
+        if mutates:
+            _check_mutation(func, where, args, self.owner)
+            name = overload = name.removesuffix("_")
+        if func.namespace == "aten" and self.knows(name, overload):
+            result = func(*args, **kwargs)
+            self._keep(Call(name, overload, _named(func, args, kwargs), result, where))
+            return result
+        if func in self.outer:  # made of itself
+            raise _unknown(self.outer[0], where)
+        self.outer.append(func)
+        with mode:
+            result = _decomposed(func, where, args, kwargs)
+        if result is NotImplemented:
+            raise _unknown(self.outer[0], where)
+        self.outer.pop()
+        return result
+
+    def _keep(self, call: Call) -> None:
+        import torch
+        from torch.utils._pytree import tree_leaves
+
+        for leaf in tree_leaves(call.result):
+            if isinstance(leaf, torch.Tensor):
+                self.owner.add(leaf)
+        self.tape.calls.append(call)
+
+
+def _named(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+    """The arguments by the names of the schema, defaults included."""
+    found: dict[str, Any] = {}
+    for position, argument in enumerate(func._schema.arguments):
+        if position < len(args):
+            found[argument.name] = args[position]
+        elif argument.name in kwargs:
+            found[argument.name] = kwargs[argument.name]
+        else:
+            found[argument.name] = argument.default_value
+    return found
+
+
+def _refuse(func: Any, name: str, overload: str, where: Where) -> None:
+    import torch
+
+    if name in rows.VALUES_NEEDED:
+        raise where.error(
+            UnsupportedError,
+            "the value of a tensor is asked for, and a traced function has none",
+            "'if', 'while', bool(), float() and .item() decide in Python what is computed;"
+            " use torch.where(condition, a, b)",
+            op=_label(func),
+        )
+    if name in rows.VALUE_SHAPED or overload in rows.VALUE_SHAPED:
+        raise where.error(
+            UnsupportedError,
+            f"the shape that {_label(func)} gives depends on values",
+            "use torch.where or masked_fill, which keep the shape",
+            op=_label(func),
+        )
+    if torch.Tag.nondeterministic_seeded in func.tags:
+        raise where.error(
+            UnsupportedError,
+            f"{_label(func)} draws random numbers, which fusec does not",
+            "draw them outside and pass them as an argument",
+            op=_label(func),
+        )
+    if name.removesuffix("_") in rows.MATRIX_PRODUCTS:
+        raise where.error(
+            UnsupportedError,
+            f"{_label(func)} is a matrix product or a convolution, and those stay with PyTorch",
+            "trace the functions between the products",
+            op=_label(func),
+        )
+
+
+def _check_mutation(func: Any, where: Where, args: Sequence[Any], owner: Owner) -> None:
+    """Only a tensor of the function's own, that no other name shares, may be written to."""
+    written = args[0] if args and func._opname.endswith("_") else None
+    label = _label(func)
+    if written is None:
+        raise where.error(
+            UnsupportedError, f"{label} writes to a tensor it is given", "return the result instead"
+        )
+    argument = owner.argument(written)
+    if argument is not None:
+        raise where.error(
+            UnsupportedError,
+            f"{label} changes the argument '{argument}', and a fused function only reads",
+            "leave out the underscore, and return the result",
+            op=label,
+        )
+    if owner.is_shared(written):
+        raise where.error(
+            UnsupportedError,
+            f"{label} changes a tensor that has views, which would change with it",
+            "leave out the underscore",
+            op=label,
+        )
+
+
+@cache
+def _table() -> dict[Any, Callable[..., Any]]:
+    import torch._decomp
+    import torch._refs  # registers more of them
+
+    return dict(torch._decomp.decomposition_table)
+
+
+def _decomposed(func: Any, where: Where, args: Any, kwargs: Any) -> Any:
+    """What an operator without a row is made of; NotImplemented if nobody knows."""
+    if func._schema.is_mutable:
+        raise where.error(
+            UnsupportedError,
+            f"{_label(func)} changes a tensor in a way that fusec does not know",
+            "write it as an expression",
+            op=_label(func),
+        )
+    if func._opname in rows.NOT_FUSED:
+        return NotImplemented
+    if func.namespace == "prims":
+        made = getattr(func, "impl_aten", None)
+        return made(*args, **kwargs) if made is not None else NotImplemented
+    decomposition = _table().get(func)
+    result = decomposition(*args, **kwargs) if decomposition is not None else NotImplemented
+    return func.decompose(*args, **kwargs) if result is NotImplemented else result
+
+
+def _unknown(func: Any, where: Where) -> Exception:
+    """The error for the operator that the user called."""
+    known = {*rows.SAME_NAMES, *rows.REDUCTIONS, *(k.partition(".")[0] for k in rows.EXPRESSIONS)}
+    return where.error(
+        UnsupportedError,
+        f"{_label(func)} is not an operator that fusec can fuse",
+        did_you_mean(func._opname, known) or "call it outside, between fused functions",
+        op=_label(func),
+    )
+
+
+def _label(func: Any) -> str:
+    """``aten.add.Tensor``."""
+    return f"{func.namespace}.{func._opname}.{func._overloadname}"

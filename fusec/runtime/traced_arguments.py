@@ -1,0 +1,96 @@
+"""The arguments of a traced function: what of them a trace is for, and what it can vary.
+
+May import everything below the API.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fusec.errors import DTypeError, FusecError
+from fusec.frontend.trace import Leaf
+from fusec.ir.dtypes import by_torch_name
+
+_STATIC = (bool, int, str, type(None), type(Ellipsis))
+_OF_TORCH = ("dtype", "device", "memory_format", "layout")
+
+
+def names_of(count: int, structure: Any) -> list[str]:
+    """A name for each leaf of nested arguments: ``pair_0`` is the first of the parameter pair."""
+    from torch.utils._pytree import tree_flatten_with_path, tree_unflatten
+
+    paths, _ = tree_flatten_with_path(tree_unflatten([0] * count, structure))
+    found: list[str] = []
+    for path, _ in paths:
+        parts = [str(getattr(p, "key", getattr(p, "idx", p))) for p in path]
+        name = "_".join(parts)
+        name = name if name.isidentifier() else f"input_{len(found)}"
+        while name in found:
+            name += "_"
+        found.append(name)
+    return found
+
+
+def is_static(value: Any) -> bool:
+    """Whether a value belongs to the kind that a trace is for."""
+    kind = type(value)
+    of_torch = kind.__module__ == "torch" and kind.__name__ in _OF_TORCH
+    return of_torch or (isinstance(value, _STATIC) and not hasattr(value, "shape"))
+
+
+def is_empty_or_traced(value: Any) -> bool:
+    """Whether a tensor has no element, or stands in for one in another trace."""
+    return hasattr(value, "shape") and (0 in value.shape or type(value).__name__ == "FakeTensor")
+
+
+def is_array(value: Any) -> bool:
+    return hasattr(value, "__array_interface__") and not hasattr(value, "untyped_storage")
+
+
+def as_tensor(value: Any) -> Any:
+    import torch
+
+    return torch.as_tensor(value) if is_array(value) else value
+
+
+def leaf_of(name: str, value: Any) -> Leaf:
+    """What a trace has to know of an argument."""
+    import torch
+
+    if isinstance(value, float):
+        return Leaf(name, value=value)
+    if isinstance(value, torch.Tensor):
+        return Leaf(name, tuple(value.shape), value.dtype, value.device)
+    dtype = by_torch_name(str(value.dtype))
+    if dtype is None:
+        raise DTypeError(
+            f"input {name!r} has the NumPy type {value.dtype}",
+            hint="fusec takes float16 to float64, int8 to int64, uint8 and bool",
+        )
+    return Leaf(name, tuple(value.shape), getattr(torch, dtype.torch), torch.device("cpu"))
+
+
+def kind_of(value: Any) -> Any:
+    """What a trace is for: types, ranks, axes of length 1, and numbers that are no floats."""
+    if type(value) is float:
+        return float
+    if hasattr(value, "shape"):
+        device = getattr(value, "device", None)
+        return str(value.dtype), str(device), tuple(n == 1 for n in value.shape)
+    return type(value), value
+
+
+def given(results: Any, out: Any) -> Any:
+    """``results``, in the caller's tensors where it gave some."""
+    if out is None:
+        return results
+    single = not isinstance(out, tuple | list)
+    pairs = [(out, results)] if single else list(zip(out, results, strict=True))
+    for tensor, result in pairs:
+        if tensor.shape != result.shape or tensor.dtype != result.dtype:
+            raise FusecError(
+                f"out is {tensor.dtype}{list(tensor.shape)}, the result is"
+                f" {result.dtype}{list(result.shape)}"
+            )
+        tensor.copy_(result)
+    return out
