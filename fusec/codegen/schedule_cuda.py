@@ -239,6 +239,8 @@ def prefer_cuda(
     width, columns = max((o.node.dtype.itemsize for o in full), default=4), arrangement.cols
     if not PREFERRED_COLUMNS[0] < columns <= PREFERRED_COLUMNS[1]:
         return None
+    if not all(o.node.dtype.is_float for o in full):
+        return None  # not measured
     if columns * width % VECTOR_BYTES:
         return "rows of odd length begin between wide loads, which Triton then does not use"
     if columns <= (HELD_COLUMNS_16 if width <= 2 else HELD_COLUMNS_32):

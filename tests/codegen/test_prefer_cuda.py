@@ -1,0 +1,47 @@
+"""Where ``backend="auto"`` takes CUDA C++ on a GPU, and why."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fusec
+
+ODD, LONG = "rows of odd length", "registers of several blocks"
+
+
+@pytest.mark.parametrize(
+    ("formula", "shape", "dtype", "reason"),
+    [
+        ("softmax(x)", (64, 4096), torch.bfloat16, None),
+        ("softmax(x)", (64, 4097), torch.bfloat16, ODD),
+        ("sum(x)", (64, 4097), torch.float32, ODD),
+        ("sum(x)", (64, 4097), torch.int32, None),
+        ("softmax(x)", (64, 100), torch.bfloat16, None),
+        ("softmax(x)", (64, 32768), torch.bfloat16, LONG),
+        ("softmax(x)", (64, 32768), torch.float32, None),
+        ("softmax(x)", (64, 65536), torch.float32, LONG),
+        ("logsumexp(x)", (64, 131072), torch.float32, None),
+        ("logsumexp(x)", (64, 131072), torch.bfloat16, LONG),
+        ("softmax(x)", (8, 1 << 22), torch.float32, None),
+        ("sum(x, axis=0)", (4097, 64), torch.float32, None),
+        ("x * 2", (64, 4097), torch.float32, None),
+    ],
+)
+def test_what_runs_as_cuda(
+    formula: str, shape: tuple[int, ...], dtype: torch.dtype, reason: str | None
+) -> None:
+    x = torch.empty(shape, dtype=dtype, device="meta")
+    plan = fusec.compile(formula).show("plan", x)
+    assert ("CUDA C++ on a GPU" in plan) == (reason is not None)
+    if reason is not None:
+        assert f"CUDA C++ on a GPU: {reason}" in plan
+
+
+@pytest.mark.gpu
+def test_the_choice_is_what_runs() -> None:
+    f = fusec.compile("softmax(x)")
+    for columns, backend in ((4096, "triton"), (4097, "cuda")):
+        x = torch.randn(64, columns, device="cuda", dtype=torch.bfloat16)
+        torch.testing.assert_close(f(x), torch.softmax(x, -1))
+        assert f.variants[-1].backend == backend
