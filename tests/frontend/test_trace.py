@@ -96,12 +96,10 @@ def test_program(name: str, backend: str) -> None:
 
 @pytest.mark.gpu
 @pytest.mark.filterwarnings("ignore:reduction. 'mean' divides")
-@pytest.mark.parametrize("name", PROGRAMS)
+@pytest.mark.parametrize("name", sorted(PROGRAMS.keys() - {"causal"}))  # has positions on the CPU
 def test_program_on_the_gpu(name: str) -> None:
     function, args = PROGRAMS[name]
     moved = [a.cuda() if isinstance(a, torch.Tensor) else a for a in args]
-    if name == "causal":  # its positions are on the CPU, and PyTorch refuses that too
-        return
     same(fusec.compile(function)(*moved), function(*moved), 1e-5)
 
 

@@ -46,7 +46,8 @@ def test_gpu_proof_in_a_capture() -> None:
     with torch.cuda.graph(graph):
         found = launcher_torch.with_cuda(ways, 0)
         assert launcher_torch.allocation(torch.device("cuda", 0)) is not None
-    assert len(found.kinds) == 4
+    # What a capture forbids to try stays unproven, and what was proven before stays.
+    assert set(ways.kinds) <= set(found.kinds)
     graph.replay()
     torch.cuda.synchronize()
 
