@@ -326,7 +326,8 @@ class _Build(threading.Thread):
         if process is not None and process.poll() is None:
             with contextlib.suppress(OSError):
                 os.killpg(process.pid, signal.SIGKILL)
-        self.join(2.0)
+        if threading.current_thread() is not self:
+            self.join(2.0)
 
     def _compile(self, library: Path) -> tuple[int, bytes]:
         compiler = self._compiler

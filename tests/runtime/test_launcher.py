@@ -2,6 +2,7 @@
 
 import gc
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -544,6 +545,19 @@ with settings.override(cache_dir=__import__('pathlib').Path({str(tmp_path / "c")
 """
     run_child(program)
     assert not list((tmp_path / "c" / "tmp").iterdir())
+
+
+def test_a_compiler_that_starts_as_the_process_ends_is_stopped() -> None:
+    """The thread that builds ends its own compiler, and does not wait for itself."""
+    compiler = find_compiler()
+    assert compiler is not None
+    build = launcher._Build(compiler, "no key")
+    build._stopped = True
+    build.start()
+    build.join(60.0)
+    assert not build.is_alive()
+    assert build._process is not None
+    assert build._process.returncode == -signal.SIGKILL
 
 
 def test_sources_compile_without_a_warning(tmp_path: Path) -> None:
