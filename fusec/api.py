@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
 from fusec.collector import without_collections
 from fusec.errors import UnknownNameError, did_you_mean
 from fusec.runtime import launcher, recipe
-from fusec.runtime.arguments import Call, reaches, run
+from fusec.runtime.addresses import reaches
+from fusec.runtime.arguments import Call, run
 from fusec.runtime.bound import BoundCall, counted
 from fusec.runtime.choices import choose, function_only, kernel_name, own_name, seconds
 from fusec.runtime.counters import COUNTERS, OncePerKey

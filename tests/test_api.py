@@ -288,6 +288,30 @@ def test_types_and_devices_that_are_not_supported() -> None:
         fusec.compile("x + 1", backend="cpp")(torch.ones(2, device="meta"))
 
 
+@on_every_backend
+def test_zeros_without_memory(backend: Backend) -> None:
+    zeros = backend.place(torch._efficientzerotensor((5,)))
+    function = fusec.compile("x * 2 + y", backend=backend.name)
+    y = backend.place(torch.arange(5.0))
+    for _ in range(5):
+        assert torch.equal(function(zeros, y), y)
+
+
+@on_every_backend
+def test_memory_that_was_given_back_is_refused(backend: Backend) -> None:
+    """As sharded training does with parameters between uses; the kernel would read address 0."""
+    function = fusec.compile("x + y", backend=backend.name)
+    x, y = (backend.place(torch.ones(64)) for _ in range(2))
+    for _ in range(5):
+        function(x, y)
+        function(y, y, out=torch.empty_like(x))
+    x.untyped_storage().resize_(0)
+    with pytest.raises(UnsupportedError, match="'x' has no memory"):
+        function(x, y)
+    with pytest.raises(UnsupportedError, match="out has no memory"):
+        function(y, y, out=x)
+
+
 def test_without_gradients_nothing_is_recorded() -> None:
     function = fusec.compile("x * 2")
     x = torch.ones(3, requires_grad=True)

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
@@ -335,6 +336,59 @@ def test_a_saved_tensor_that_was_changed_is_an_error() -> None:
         saved.mul_(2)
     with pytest.raises(RuntimeError, match="inplace"):
         saved.sum().backward()
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        torch.Tensor.float,
+        lambda t: t[:1],
+        lambda t: torch.cat([t, t]),
+        lambda t: t.to("meta"),
+    ],
+)
+def test_a_hook_that_changes_what_was_saved_is_refused(change: Any) -> None:
+    """Kernels would read memory that is not there, or other numbers than were kept."""
+    x = leaf(8)
+    with torch.autograd.graph.saved_tensors_hooks(change, lambda t: t):
+        out = fusec.compile("x * sigmoid(x)")(x)
+    with pytest.raises(UnsupportedError, match="hook for saved tensors"):
+        out.sum().backward()
+
+
+def test_a_hook_may_move_what_was_saved() -> None:
+    x = leaf(8, 4)
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: t.t().contiguous(), torch.Tensor.t):
+        out = fusec.compile("x * sigmoid(x)")(x)
+    (found,) = torch.autograd.grad(out.sum(), x)
+    torch.testing.assert_close(found, torch.autograd.grad(F.silu(x).sum(), x)[0])
+
+
+def test_batched_gradients_are_refused_in_words() -> None:
+    x = leaf(3)
+    out = fusec.compile("x * x")(x)
+    with pytest.raises(UnsupportedError, match="is_grads_batched"):
+        torch.autograd.grad(out, x, torch.ones(2, 3), is_grads_batched=True)
+
+
+@pytest.mark.parametrize("text", ["x * x", "softmax(x)"])
+def test_a_gradient_of_zeros_without_memory(text: str) -> None:
+    x = leaf(3, 4)
+    zeros = torch._efficientzerotensor((3, 4), dtype=x.dtype)
+    (found,) = torch.autograd.grad(fusec.compile(text)(x), x, zeros)
+    assert found.shape == x.shape
+    assert not found.any()
+
+
+def test_a_mode_without_memory_is_refused() -> None:
+    x = leaf(3)
+    function = fusec.compile("x * x")
+    function(x)
+    with (
+        FakeTensorMode(allow_non_fake_inputs=True),
+        pytest.raises(UnsupportedError, match="results that are FakeTensor"),
+    ):
+        function(x)
 
 
 def test_checkpoint_and_training() -> None:

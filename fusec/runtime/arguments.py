@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fusec.errors import DTypeError, FusecError, ShapeError, UnsupportedError
+from fusec.runtime.addresses import NUMBERS, in_memory, lacks_memory, share_memory
 from fusec.runtime.prepared import Prepared, made
 
 if TYPE_CHECKING:
@@ -19,8 +20,6 @@ if TYPE_CHECKING:
     from fusec.runtime.formula import Formula
     from fusec.runtime.launch import Given
     from fusec.runtime.specialize import Argument, Specialization
-
-_NUMBERS = (bool, int, float)
 
 
 class Call:
@@ -45,13 +44,13 @@ class Call:
         recording = self._recording()
         for position, value in enumerate(values):
             if type(value) not in plain:
-                if type(value) in _NUMBERS:
+                if type(value) in NUMBERS:
                     self._check_number(position, value)
                     key.append(type(value))
                     continue
                 value = values[position] = self._as_tensor(position, value)
-            elif value.is_neg():  # PyTorch negates such a view when it reads it
-                value = values[position] = value.resolve_neg()
+            elif value.is_neg() or value._is_zerotensor():
+                value = values[position] = in_memory(value)
             if recording and value.requires_grad:
                 self.tracked = True
             key.append(self._key_of(position, value))
@@ -73,7 +72,7 @@ class Call:
         if value.layout is not _strided():
             self._refuse_layout(position, value)
         try:
-            return value.dtype, value.shape, value.stride(), value.device, value.data_ptr() & 15
+            address = value.data_ptr()
         except RuntimeError:  # PyTorch's own explanation is of its internals
             raise self.error(
                 UnsupportedError,
@@ -81,6 +80,14 @@ class Call:
                 "has no memory of its own: it is nested, or inside torch.func.vmap or its like",
                 "call it outside, on plain tensors",
             ) from None
+        if not address and lacks_memory(value):
+            raise self.error(
+                UnsupportedError,
+                position,
+                "has no memory: that of its storage was given back",
+                "give the storage its size again, and fill it, before the call",
+            )
+        return value.dtype, value.shape, value.stride(), value.device, address & 15
 
     # -- inputs -----------------------------------------------------------------------------------
 
@@ -170,7 +177,7 @@ class Call:
 
         found = []
         for position, value in enumerate(self.values):
-            if isinstance(value, _NUMBERS):
+            if isinstance(value, NUMBERS):
                 dtype = BOOL if isinstance(value, bool) else I64 if isinstance(value, int) else F64
                 found.append(Argument(dtype, scalar=True))
                 continue
@@ -230,7 +237,7 @@ class Call:
         """Accept the caller's output tensors; what of them belongs to the key of a call."""
         self.outs = self._outputs(out)
         plain = not any(o.is_neg() for o in self.outs)
-        self.direct = plain and not _share_memory(self.values, self.outs)
+        self.direct = plain and not share_memory(self.values, self.outs)
         return [
             self.direct,
             *((o.dtype, o.shape, o.stride(), o.data_ptr() & 15) for o in self.outs),
@@ -260,6 +267,10 @@ class Call:
                 raise UnsupportedError(
                     f"{which} is on {tensor.device}, the inputs are on {self.device}",
                     hint=f"make it on {self.device}",
+                )
+            if lacks_memory(tensor):
+                raise UnsupportedError(
+                    f"{which} has no memory", hint="pass a tensor that can be written to"
                 )
             if torch._debug_has_internal_overlap(tensor) == 1:
                 raise ShapeError(
@@ -329,32 +340,6 @@ def _as_array(result: torch.Tensor, position: int) -> Any:
             hint="pass tensors, or end the formula in a cast, as in f32(...)",
         )
     return result.cpu().numpy()
-
-
-def reaches(tensors: Sequence[Any]) -> tuple[int, ...]:
-    """How many bytes from its address on each value occupies; 0 for a number."""
-    extents = (_extent(t) if type(t) not in _NUMBERS else (0, 0) for t in tensors)
-    return tuple(end - start for start, end in extents)
-
-
-def _share_memory(values: Sequence[Any], outs: Sequence[torch.Tensor]) -> bool:
-    """Whether an output may share memory with an input or another output, going by addresses."""
-    read = [_extent(v) for v in values if type(v) not in _NUMBERS]
-    written = [_extent(o) for o in outs]
-    return any(
-        a_start < b_end and b_start < a_end
-        for k, (a_start, a_end) in enumerate(written)
-        for b_start, b_end in (*read, *written[:k])
-    )
-
-
-def _extent(tensor: torch.Tensor) -> tuple[int, int]:
-    """The first address of a tensor's elements, and the one behind its last."""
-    start = tensor.data_ptr()
-    if not tensor.numel():
-        return start, start
-    steps = zip(tensor.shape, tensor.stride(), strict=True)
-    return start, start + (1 + sum((n - 1) * step for n, step in steps)) * tensor.element_size()
 
 
 @functools.cache

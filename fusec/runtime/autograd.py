@@ -14,11 +14,13 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from fusec.errors import UnsupportedError
 from fusec.ir.dtypes import BOOL, F64, I64, by_torch_name
 from fusec.ir.evaluate import evaluate
+from fusec.ir.graph import InputSpec
 from fusec.ir.node import Dim
+from fusec.runtime.addresses import in_memory
 from fusec.runtime.arguments import Call
 from fusec.runtime.differentiate import Differentiable, Gradient, Training
 from fusec.runtime.launch import prepare
-from fusec.runtime.prepared import Prepared
+from fusec.runtime.prepared import Prepared, made
 from fusec.runtime.specialize import Argument, Specialization
 
 if TYPE_CHECKING:
@@ -66,28 +68,54 @@ class Step:
         """The results of one program, without a thought of gradients."""
         import torch
 
-        key = (id(special), *map(_key, values))  # the code of this step keeps it alive
+        try:
+            key = (id(special), *map(_key, values))  # the code of this step keeps it alive
+        except RuntimeError:  # PyTorch's own explanation is of its internals
+            raise UnsupportedError(
+                "a gradient has no memory of its own: several are batched into one",
+                hint="take one at a time, without is_grads_batched=True or vectorize=True",
+            ) from None
         prepared = self._memo.get(key)
         if prepared is None:
             if len(self._memo) >= _REMEMBERED:
                 self._memo.clear()
-            aligned = frozenset(
-                n
-                for n, v in zip(special.formula.inputs, values, strict=True)
-                if isinstance(v, torch.Tensor) and v.data_ptr() % 16 == 0
-            )
-            arguments = [_argument(v) for v in values]
-            prepared = self._memo[key] = prepare(
-                special, arguments, self.backend, self.device, aligned, sizes=self.sizes
-            )
+            prepared = self._memo[key] = self._prepared(special, values)
         if prepared.reference:
             arrays = dict(zip(special.formula.inputs, values, strict=True))
             known = {dim.name: n for dim, n in self.sizes.items()}
             found: list[torch.Tensor] = evaluate(special.plan.graph, arrays, torch, known=known)
             return found
-        results = [make() for make in prepared.make_outputs]
-        prepared.run(values, results, [make() for make in prepared.make_temporaries])
+        results = made(prepared.make_outputs)
+        prepared.run(values, results, made(prepared.make_temporaries))
         return results
+
+    def _prepared(self, special: Specialization, values: Sequence[Any]) -> Prepared:
+        import torch
+
+        arguments = [_argument(v) for v in values]
+        aligned = []
+        for spec, found, value in zip(special.specs, arguments, values, strict=True):
+            if not isinstance(value, torch.Tensor):
+                continue
+            self._check(spec, found, value.device)
+            if value.data_ptr() % 16 == 0:
+                aligned.append(spec.name)
+        return prepare(
+            special, arguments, self.backend, self.device, frozenset(aligned), sizes=self.sizes
+        )
+
+    def _check(self, spec: InputSpec, found: Argument, device: torch.device) -> None:
+        """UnsupportedError for a tensor that a hook changed after the forward program kept it:
+        kernels read what was kept, by its type and its sizes.
+        """
+        shape = tuple(self.sizes[e] if isinstance(e, Dim) else e for e in spec.shape)
+        if (found.dtype, found.shape, device) == (spec.dtype, shape, self.device):
+            return
+        raise UnsupportedError(
+            f"the gradient reads a {spec.dtype} of {list(shape)} on {self.device}, and a hook for "
+            f"saved tensors gave a {found.dtype} of {list(found.shape)} on {device}",
+            hint="the second hook has to give back a tensor like the one that the first one got",
+        )
 
     def following(self, code: Differentiable) -> Step:
         """The step of a gradient program, for the same sizes."""
@@ -172,8 +200,10 @@ class Tape:
 
 
 def _plain(grad: Any) -> Any:
-    """A gradient as a tensor that kernels can read: dense, and not a view that PyTorch negates."""
-    return grad.to_dense().resolve_neg() if grad.is_sparse or grad.is_neg() else grad
+    """A gradient as a tensor that kernels can read: dense, and in memory as it is."""
+    if grad.is_sparse:
+        grad = grad.to_dense()
+    return in_memory(grad) if grad.is_neg() or grad._is_zerotensor() else grad
 
 
 def _unsqueezed(tensor: Any, axes: tuple[int, ...]) -> Any:
@@ -190,7 +220,7 @@ def _unsqueezed(tensor: Any, axes: tuple[int, ...]) -> Any:
 def _key(value: Any) -> object:
     if isinstance(value, (bool, int, float)):
         return type(value)
-    return value.dtype, value.shape, value.stride(), value.data_ptr() & 15
+    return value.dtype, value.shape, value.stride(), value.device, value.data_ptr() & 15
 
 
 def _argument(value: Any) -> Argument:

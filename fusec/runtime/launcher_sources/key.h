@@ -91,7 +91,7 @@ inline Answer add_plain(Key &key, PyObject *tensor, int64_t *address) {
     int64_t dim, *sizes, *strides;
     if (brief.dtype(handle, &dtype) || brief.device_index(handle, &device) ||
         brief.dim(handle, &dim) || brief.sizes(handle, &sizes) || brief.strides(handle, &strides) ||
-        brief.data_ptr(handle, &place))
+        brief.data_ptr(handle, &place) || !place)  // empty, or its memory was given back
         return NO;
     *address = (int64_t)(intptr_t)place;
     bool good = key.add(dtype) && key.add(device) && key.add(dim);
@@ -122,7 +122,7 @@ inline Answer add_tensor(Key &key, PyObject *tensor, int64_t *address) {
     if (answer != YES) return answer;
     *address = address_of(tensor);
     if (*address == -1 && PyErr_Occurred()) return ERROR;
-    return key.add(*address & 15) ? YES : NO;
+    return *address && key.add(*address & 15) ? YES : NO;
 }
 
 inline Answer add_number(Key &key, PyObject *value) {

@@ -1,0 +1,55 @@
+"""What tensors have in memory: whether any, where, and how far it reaches.
+
+May import the stdlib only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+
+NUMBERS = (bool, int, float)
+
+
+def in_memory(tensor: torch.Tensor) -> torch.Tensor:
+    """A tensor whose memory holds what PyTorch says that it holds, as kernels read it:
+
+    PyTorch negates some views when it reads them, and some zeros have no memory.
+    """
+    import torch
+
+    return torch.zeros_like(tensor) if tensor._is_zerotensor() else tensor.resolve_neg()
+
+
+def lacks_memory(tensor: torch.Tensor) -> bool:
+    """Whether elements of a tensor are nowhere, because its storage was given back."""
+    return not tensor.data_ptr() and tensor.numel() > 0 and tensor.device.type != "meta"
+
+
+def reaches(tensors: Sequence[Any]) -> tuple[int, ...]:
+    """How many bytes from its address on each value occupies; 0 for a number."""
+    extents = (_extent(t) if type(t) not in NUMBERS else (0, 0) for t in tensors)
+    return tuple(end - start for start, end in extents)
+
+
+def share_memory(values: Sequence[Any], outs: Sequence[torch.Tensor]) -> bool:
+    """Whether an output may share memory with an input or another output, going by addresses."""
+    read = [_extent(v) for v in values if type(v) not in NUMBERS]
+    written = [_extent(o) for o in outs]
+    return any(
+        a_start < b_end and b_start < a_end
+        for k, (a_start, a_end) in enumerate(written)
+        for b_start, b_end in (*read, *written[:k])
+    )
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """The first address of a tensor's elements, and the one behind its last."""
+    start = tensor.data_ptr()
+    if not tensor.numel():
+        return start, start
+    steps = zip(tensor.shape, tensor.stride(), strict=True)
+    return start, start + (1 + sum((n - 1) * step for n, step in steps)) * tensor.element_size()
