@@ -47,7 +47,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("files", nargs="*", type=Path, default=pages)
     options = parser.parse_args(arguments)
     stale = 0
-    if not options.check:
+    if not options.check and any(path.resolve().is_relative_to(ROOT) for path in options.files):
         draw_all()
     for path in options.files:
         text = path.read_text(encoding="utf-8")
