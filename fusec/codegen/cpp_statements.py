@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 
 from fusec.codegen.cpp_dialect import Cpp
+from fusec.codegen.expr import position_text
 from fusec.codegen.kernel import (
     Access,
     Accumulate,
@@ -115,13 +116,7 @@ class Statements:
         for variable in self.kernel.variables:
             if variable.level is not level:
                 continue
-            text = variable.base
-            if len(variable.divisors) == 1:
-                text = f"{text} / {variable.divisors[0]}"
-            elif variable.divisors:
-                text = f"{text} / ({' * '.join(variable.divisors)})"
-            if variable.modulus:
-                text = f"{text} % {variable.modulus}"
+            text = position_text(variable, "/")
             self.writer.line(f"const int64_t {variable.name} = {text};")
 
     def statements(self, statements: Iterable[Stmt]) -> None:

@@ -9,6 +9,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 
 from fusec.codegen.cuda_dialect import Cuda
+from fusec.codegen.expr import position_text
 from fusec.codegen.kernel import Access, Form, Kernel, Level, Sweep
 from fusec.codegen.writer import Writer
 from fusec.ir.dtypes import I32, I64, DType
@@ -195,13 +196,7 @@ class Place:
         for variable in self.kernel.variables:
             if variable.level is not level:
                 continue
-            text = variable.base
-            if len(variable.divisors) == 1:
-                text = f"{text} / {variable.divisors[0]}"
-            elif variable.divisors:
-                text = f"{text} / ({' * '.join(variable.divisors)})"
-            if variable.modulus:
-                text = f"{text} % {variable.modulus}"
+            text = position_text(variable, "/")
             self.writer.line(f"const {self._index} {variable.name} = {text};")
 
     def _first(self, needed: bool = True) -> None:

@@ -14,7 +14,7 @@ import re
 import struct
 from abc import ABC, abstractmethod
 
-from fusec.codegen.kernel import Apply, Convert, Expr, Literal, Masked, Ref
+from fusec.codegen.kernel import Apply, Convert, Expr, Literal, Masked, Ref, Variable
 from fusec.errors import UnsupportedError
 from fusec.ir.dtypes import DType
 from fusec.ir.ops import Call, Form, Infix, Lowering, Op, Prefix, Suffix, Template, Unsupported
@@ -105,6 +105,16 @@ class Dialect(ABC):
         """
         text, precedence = self.render(expression, strict)
         return f"({text})" if precedence < least or precedence == 5 else text
+
+
+def position_text(variable: Variable, division: str) -> str:
+    """An index variable of one axis from the flattened index; ``division`` is that of integers."""
+    text = variable.base
+    if len(variable.divisors) == 1:
+        text = f"{text} {division} {variable.divisors[0]}"
+    elif variable.divisors:
+        text = f"{text} {division} ({' * '.join(variable.divisors)})"
+    return f"{text} % {variable.modulus}" if variable.modulus else text
 
 
 def shortest_float(value: float, dtype: DType) -> str:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusec.codegen.expr import ATOM, Dialect, shortest_float
+from fusec.codegen.expr import ATOM, Dialect, position_text, shortest_float
 from fusec.codegen.kernel import (
     Access,
     Accumulate,
@@ -254,13 +254,7 @@ class _Printer:
         for variable in self.kernel.variables:
             if variable.level not in levels:
                 continue
-            text = variable.base
-            if len(variable.divisors) == 1:
-                text = f"{text} // {variable.divisors[0]}"
-            elif variable.divisors:
-                text = f"{text} // ({' * '.join(variable.divisors)})"
-            if variable.modulus:
-                text = f"{text} % {variable.modulus}"
+            text = position_text(variable, "//")
             writer.line(f"{variable.name} = {text}")
 
     # -- statements -------------------------------------------------------------------------------
