@@ -144,11 +144,9 @@ def shape_text(case: Case) -> str:
 
 def system_row(case: Case, system: str) -> Row | None:
     """The row of a system, also of a file whose rows have names only."""
-    for row in case["rows"]:
-        found = row.get("system") or _BY_NAME.get(row["name"], "torch")
-        if found == system:
-            return row  # type: ignore[no-any-return]
-    return None
+    rows: Sequence[Row] = case["rows"]
+    named = ((row.get("system") or _BY_NAME.get(row["name"], "torch"), row) for row in rows)
+    return next((row for found, row in named if found == system), None)
 
 
 def values(case: Case, quantity: Quantity) -> dict[str, float]:

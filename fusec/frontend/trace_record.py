@@ -86,6 +86,7 @@ class Recorder:
 
         call = self.call
 
+        # torch gives neither the base nor its constructor types.
         class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: Any = (), kwargs: Any = None

@@ -72,10 +72,11 @@ class Expression:
     def __ge__(self, other: Operand) -> Expression:
         return apply("ge", self, other)
 
+    # Comparing makes an expression, as an array's does, where Python promises a bool and a hash.
     def __eq__(self, other: Operand) -> Expression:  # type: ignore[override]
         return apply("eq", self, other)
 
-    __hash__ = None  # type: ignore[assignment]
+    __hash__ = None  # type: ignore[assignment]  # as Python has it where == is no equality
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -14,7 +14,7 @@ import os
 import re
 import shutil
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from ctypes import byref, c_char_p, c_int, c_size_t, c_void_p
 from dataclasses import dataclass
 from pathlib import Path
@@ -224,11 +224,11 @@ def _nvrtc(
         library.nvrtcDestroyProgram(byref(program))
 
 
-def _text(size_of: object, get: object, program: c_void_p) -> bytes:
+def _text(size_of: Callable[..., object], get: Callable[..., object], program: c_void_p) -> bytes:
     size = c_size_t()
-    size_of(program, byref(size))  # type: ignore[operator]
+    size_of(program, byref(size))
     buffer = ctypes.create_string_buffer(size.value)
-    get(program, buffer)  # type: ignore[operator]
+    get(program, buffer)
     return buffer.raw
 
 

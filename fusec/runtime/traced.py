@@ -154,9 +154,9 @@ class TracedFunction:
             return lambda *values: self(*values) if values else self(*args, **named)
         order = [number for number, _ in bound.views]
         everything = [*leaves, *bound.known.program.captured]
-        prepared = bound.known.function.bind(*(everything[n] for n in order))
+        prepared: Callable[..., Any] = bound.known.function.bind(*(everything[n] for n in order))
         if order == list(range(len(leaves))):
-            return prepared  # type: ignore[no-any-return]
+            return prepared
         captured = list(bound.known.program.captured)
 
         def call(*values: Any) -> Any:

@@ -67,7 +67,10 @@ def holds(program: TracedProgram, leaves: Sequence[Any]) -> bool:
     if not program.guards:
         return True
     values = _lengths(program, leaves)
-    return all(guard.xreplace(values) == True for guard in program.guards)  # noqa: E712 (sympy's)
+    import sympy
+
+    # A relation that is still open counts as not holding, where its truth value would raise.
+    return all(guard.xreplace(values) is sympy.true for guard in program.guards)
 
 
 def looks_at_floats(program: TracedProgram) -> bool:

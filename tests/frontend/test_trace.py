@@ -386,6 +386,7 @@ def test_what_is_no_function_of_tensors() -> None:
     with pytest.raises(UnsupportedError, match="called without a tensor"):
         fusec.compile(lambda s: s * 2)(3.0)
     with pytest.raises(UnsupportedError, match="keepdim= is for formulas"):
+        # The checker refuses it as well: what is tested is the message.
         fusec.compile(gated, keepdim=True)  # type: ignore[call-overload]
 
     class Layer:

@@ -1,4 +1,4 @@
-# Names stand in one string, as a list of words.
+# Operators stand in one string, as a list of words: a hundred of them are read best so.
 # ruff: noqa: SIM905
 """Every operator that a trace understands, against PyTorch run eagerly: values, types and shapes.
 

@@ -129,7 +129,9 @@ def jax(operation: str, inputs: Sequence[Any]) -> Function | None:
 def _jax_formulas(jax: Any) -> dict[str, Function]:
     """The operations in JAX; statistics in float32, as in the formulas."""
     nn, np = jax.nn, jax.numpy
-    wide: Function = lambda x: x.astype(np.float32)  # noqa: E731
+
+    def wide(x: Any) -> Any:
+        return x.astype(np.float32)
 
     def rms_norm(x: Any, w: Any) -> Any:
         scale = jax.lax.rsqrt(np.mean(wide(x) ** 2, -1, keepdims=True) + 1e-6)

@@ -19,6 +19,7 @@ from fusec.cli.suites.case import Measure, SuiteCase, make_case
 from fusec.cli.suites.systems import (
     COMPILED,
     NAMES,
+    OURS,
     SYSTEMS,
     Setting,
     forget_compiled,
@@ -161,6 +162,8 @@ def _ready(
         try:
             contender = SYSTEMS[system](setting)
         except Exception as error:  # another package's failure of any kind is a result
+            if system in OURS:  # and our own is a fault
+                raise
             problems.append({"system": system, "name": system, "problem": _first_line(error)})
             continue
         if contender is not None:

@@ -27,6 +27,7 @@ if TYPE_CHECKING:
 
     from fusec.api import CompiledFunction
 
+OURS = ("fusec", "fusec-out", "bind", "graph")
 COMPILED = {"compile": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 _CHECKED = 1 << 22  # elements of the largest part that is compared with float64
 # Lengths at which PyTorch's own function for an operation is looked for: all different, none 1.

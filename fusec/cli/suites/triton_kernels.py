@@ -14,7 +14,7 @@ import torch
 import triton
 import triton.language as tl
 
-jit: Callable[[Any], Any] = triton.jit  # typed, for the checker
+jit: Callable[[Any], Any] = triton.jit  # typed, for the checker; Triton itself skips `Any`
 
 _BLOCK = 1024
 _LONGEST_ROW = 1 << 17  # elements of a row that one program can hold at all
@@ -22,7 +22,7 @@ _EPSILON = 1e-5
 
 
 @jit
-def _silu_kernel(x_ptr, out_ptr, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _silu_kernel(x_ptr: Any, out_ptr: Any, count: Any, BLOCK: tl.constexpr) -> None:
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < count
     x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
@@ -30,7 +30,7 @@ def _silu_kernel(x_ptr, out_ptr, count, BLOCK: tl.constexpr):  # type: ignore[no
 
 
 @jit
-def _gelu_tanh_kernel(x_ptr, out_ptr, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _gelu_tanh_kernel(x_ptr: Any, out_ptr: Any, count: Any, BLOCK: tl.constexpr) -> None:
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < count
     x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
@@ -40,7 +40,7 @@ def _gelu_tanh_kernel(x_ptr, out_ptr, count, BLOCK: tl.constexpr):  # type: igno
 
 
 @jit
-def _relu2_kernel(x_ptr, out_ptr, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _relu2_kernel(x_ptr: Any, out_ptr: Any, count: Any, BLOCK: tl.constexpr) -> None:
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < count
     x = tl.maximum(tl.load(x_ptr + offsets, mask=mask).to(tl.float32), 0.0)
@@ -48,7 +48,9 @@ def _relu2_kernel(x_ptr, out_ptr, count, BLOCK: tl.constexpr):  # type: ignore[n
 
 
 @jit
-def _axpy_kernel(a, x_ptr, y_ptr, out_ptr, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _axpy_kernel(
+    a: Any, x_ptr: Any, y_ptr: Any, out_ptr: Any, count: Any, BLOCK: tl.constexpr
+) -> None:
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < count
     x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
@@ -57,7 +59,7 @@ def _axpy_kernel(a, x_ptr, y_ptr, out_ptr, count, BLOCK: tl.constexpr):  # type:
 
 
 @jit
-def _swiglu_kernel(x_ptr, y_ptr, out_ptr, count, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _swiglu_kernel(x_ptr: Any, y_ptr: Any, out_ptr: Any, count: Any, BLOCK: tl.constexpr) -> None:
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < count
     x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
@@ -66,7 +68,7 @@ def _swiglu_kernel(x_ptr, y_ptr, out_ptr, count, BLOCK: tl.constexpr):  # type: 
 
 
 @jit
-def _softmax_kernel(x_ptr, out_ptr, rows, cols, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+def _softmax_kernel(x_ptr: Any, out_ptr: Any, rows: Any, cols: Any, BLOCK: tl.constexpr) -> None:
     columns = tl.arange(0, BLOCK)
     mask = columns < cols
     for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
@@ -77,9 +79,9 @@ def _softmax_kernel(x_ptr, out_ptr, rows, cols, BLOCK: tl.constexpr):  # type: i
 
 
 @jit
-def _layer_norm_kernel(  # type: ignore[no-untyped-def]
-    x_ptr, w_ptr, b_ptr, out_ptr, cols, epsilon, BLOCK: tl.constexpr
-):
+def _layer_norm_kernel(
+    x_ptr: Any, w_ptr: Any, b_ptr: Any, out_ptr: Any, cols: Any, epsilon: Any, BLOCK: tl.constexpr
+) -> None:
     start = tl.program_id(0).to(tl.int64) * cols
     columns = tl.arange(0, BLOCK)
     mask = columns < cols
