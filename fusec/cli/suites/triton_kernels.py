@@ -14,7 +14,9 @@ import torch
 import triton
 import triton.language as tl
 
-jit: Callable[[Any], Any] = triton.jit  # typed, for the checker; Triton itself skips `Any`
+jit: Callable[[Any], Any] = (
+    triton.jit
+)  # typed, for the checker, which reads `tl.tensor` below; Triton skips it
 
 _BLOCK = 1024
 _LONGEST_ROW = 1 << 17  # elements of a row that one program can hold at all
@@ -22,7 +24,9 @@ _EPSILON = 1e-5
 
 
 @jit
-def _silu_kernel(x_ptr: Any, out_ptr: Any, count: Any, BLOCK: tl.constexpr) -> None:
+def _silu_kernel(
+    x_ptr: tl.tensor, out_ptr: tl.tensor, count: tl.tensor, BLOCK: tl.constexpr
+) -> None:
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < count
     x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
@@ -30,7 +34,9 @@ def _silu_kernel(x_ptr: Any, out_ptr: Any, count: Any, BLOCK: tl.constexpr) -> N
 
 
 @jit
-def _gelu_tanh_kernel(x_ptr: Any, out_ptr: Any, count: Any, BLOCK: tl.constexpr) -> None:
+def _gelu_tanh_kernel(
+    x_ptr: tl.tensor, out_ptr: tl.tensor, count: tl.tensor, BLOCK: tl.constexpr
+) -> None:
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < count
     x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
@@ -40,7 +46,9 @@ def _gelu_tanh_kernel(x_ptr: Any, out_ptr: Any, count: Any, BLOCK: tl.constexpr)
 
 
 @jit
-def _relu2_kernel(x_ptr: Any, out_ptr: Any, count: Any, BLOCK: tl.constexpr) -> None:
+def _relu2_kernel(
+    x_ptr: tl.tensor, out_ptr: tl.tensor, count: tl.tensor, BLOCK: tl.constexpr
+) -> None:
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < count
     x = tl.maximum(tl.load(x_ptr + offsets, mask=mask).to(tl.float32), 0.0)
@@ -49,7 +57,12 @@ def _relu2_kernel(x_ptr: Any, out_ptr: Any, count: Any, BLOCK: tl.constexpr) -> 
 
 @jit
 def _axpy_kernel(
-    a: Any, x_ptr: Any, y_ptr: Any, out_ptr: Any, count: Any, BLOCK: tl.constexpr
+    a: tl.tensor,
+    x_ptr: tl.tensor,
+    y_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    count: tl.tensor,
+    BLOCK: tl.constexpr,
 ) -> None:
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < count
@@ -59,7 +72,9 @@ def _axpy_kernel(
 
 
 @jit
-def _swiglu_kernel(x_ptr: Any, y_ptr: Any, out_ptr: Any, count: Any, BLOCK: tl.constexpr) -> None:
+def _swiglu_kernel(
+    x_ptr: tl.tensor, y_ptr: tl.tensor, out_ptr: tl.tensor, count: tl.tensor, BLOCK: tl.constexpr
+) -> None:
     offsets = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     mask = offsets < count
     x = tl.load(x_ptr + offsets, mask=mask).to(tl.float32)
@@ -68,7 +83,9 @@ def _swiglu_kernel(x_ptr: Any, y_ptr: Any, out_ptr: Any, count: Any, BLOCK: tl.c
 
 
 @jit
-def _softmax_kernel(x_ptr: Any, out_ptr: Any, rows: Any, cols: Any, BLOCK: tl.constexpr) -> None:
+def _softmax_kernel(
+    x_ptr: tl.tensor, out_ptr: tl.tensor, rows: tl.tensor, cols: tl.tensor, BLOCK: tl.constexpr
+) -> None:
     columns = tl.arange(0, BLOCK)
     mask = columns < cols
     for row in tl.range(tl.program_id(0), rows, tl.num_programs(0)):
@@ -80,7 +97,13 @@ def _softmax_kernel(x_ptr: Any, out_ptr: Any, rows: Any, cols: Any, BLOCK: tl.co
 
 @jit
 def _layer_norm_kernel(
-    x_ptr: Any, w_ptr: Any, b_ptr: Any, out_ptr: Any, cols: Any, epsilon: Any, BLOCK: tl.constexpr
+    x_ptr: tl.tensor,
+    w_ptr: tl.tensor,
+    b_ptr: tl.tensor,
+    out_ptr: tl.tensor,
+    cols: tl.tensor,
+    epsilon: tl.tensor,
+    BLOCK: tl.constexpr,
 ) -> None:
     start = tl.program_id(0).to(tl.int64) * cols
     columns = tl.arange(0, BLOCK)
