@@ -133,9 +133,8 @@ class _Trace:
         import torch
         from torch._dispatch.python import enable_python_dispatcher
         from torch._subclasses.fake_tensor import FakeTensorMode
-        from torch.fx.experimental.symbolic_shapes import ShapeEnv
 
-        self.env = ShapeEnv(duck_shape=False)
+        self.env = _shape_env()
         fake = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
         kinds = {leaf.device.type for leaf in self.leaves if leaf.device is not None}
         with ExitStack() as stack:
@@ -289,6 +288,22 @@ def _knows(name: str, overload: str) -> bool:
 def _simplest(expression: Any) -> tuple[bool, int, str]:
     """Numbers first, then symbols, then what is computed."""
     return not expression.is_Integer, int(expression.count_ops()), str(expression)
+
+
+def _shape_env() -> Any:
+    """A shape environment in which no two symbols are taken for equal.
+
+    PyTorch 2.6 and 2.7 import their compiler to tell which line made a symbol, and beside a newer
+    Triton than theirs that fails. Nothing here reads these lines, so none are looked for then.
+    """
+    from torch.fx.experimental import symbolic_shapes
+
+    made: Any = symbolic_shapes.ShapeEnv(duck_shape=False)
+    try:
+        symbolic_shapes.uninteresting_files()
+    except ImportError:
+        made._get_stack_summary = lambda *_, **__: (symbolic_shapes.SLoc(None, None), "")
+    return made
 
 
 def _named_source(name: str) -> Any:

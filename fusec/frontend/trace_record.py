@@ -150,6 +150,8 @@ class Recorder:
             name = overload = name.removesuffix("_")
         if func.namespace == "aten" and self.knows(name, overload):
             result = func(*args, **kwargs)
+            if overload in ("div.Tensor", "div.Scalar"):
+                result = _quotient(result)
             self._keep(Call(name, overload, _named(func, args, kwargs), result, where))
             return result
         if func in self.outer:  # made of itself
@@ -170,6 +172,15 @@ class Recorder:
             if isinstance(leaf, torch.Tensor):
                 self.owner.add(leaf)
         self.tape.calls.append(call)
+
+
+def _quotient(result: Any) -> Any:
+    """A stand-in for a quotient: PyTorch 2.6 takes that of integers for an integer."""
+    import torch
+
+    if result.is_floating_point() or result.is_complex():
+        return result
+    return result.to(torch.get_default_dtype())
 
 
 def _named(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -206,12 +206,16 @@ class _Run:
         return self.torch.where((t >= 0) & (t < last), found, missing).to(x.dtype)
 
     def _divide_integers(self, node: Node, a: Any, b: Any) -> Any:
-        """Division by zero gives 0, as in every backend; PyTorch differs by device."""
-        zero = b == 0
-        result = getattr(self.torch, str(node.op.torch))(
-            a, self.torch.where(zero, 1, b).to(b.dtype)
-        )
-        return self.torch.where(zero, 0, result).to(result.dtype)
+        """Division by zero gives 0, as in every backend; PyTorch differs by device.
+
+        The lowest number by -1 wraps, and by the processor's own division it would end the process.
+        """
+        torch = self.torch
+        zero, minus = b == 0, b.to(torch.int64) == -1
+        result = getattr(torch, str(node.op.torch))(a, torch.where(zero | minus, 1, b).to(b.dtype))
+        if node.op.name == "floor_divide":  # the remainders by -1 and by 1 are both 0
+            result = torch.where(minus, -result, result)
+        return torch.where(zero, 0, result).to(result.dtype)
 
     def _float_remainder(self, node: Node, a: Any, b: Any) -> Any:
         """fmod, which is exact, and with the sign of ``b`` the remainder.

@@ -61,7 +61,7 @@ class Step:
             pairs = zip(self.code.formula.inputs, tracked, strict=True)
             training = self.code.training(frozenset(n for n, moves in pairs if moves))
             tape = self._tapes[tracked] = Tape(self, training)
-        results: Sequence[torch.Tensor] = _function().apply(tape, *values)
+        results: Sequence[torch.Tensor] = _apply()(tape, *values)
         return results[: len(self.code.graph.outputs)]
 
     def run(self, special: Specialization, values: Sequence[Any]) -> list[torch.Tensor]:
@@ -296,6 +296,25 @@ def step_of(special: Specialization, call: Call) -> Step:
             ("differentiable",), Differentiable(formula, resolved.graph)
         )
     return Step(code, sizes, call.backend, call.device)
+
+
+def _apply() -> Any:
+    """The way to call the autograd function of all formulas.
+
+    Outside of ``torch.func`` it is the one beneath ``Function.apply``, which reads the signature of
+    ``forward`` anew at each call: half of the host's time.
+    """
+    import torch
+
+    transformed: bool = torch._C._are_functorch_transforms_active()
+    return _function().apply if transformed else _direct()
+
+
+@functools.cache
+def _direct() -> Any:
+    import torch
+
+    return super(torch.autograd.Function, _function()).apply
 
 
 @functools.cache

@@ -47,6 +47,7 @@ def install() -> None:
     _Builder.create_fma = multiply_add
     _Builder.create_clampf = clamp
     _Builder.create_rsqrt = reciprocal_root
+    _Builder.get_all_ones_value = all_ones
     for name, operation in _EXTREMES.items():
         setattr(_Builder, name, _binary_method(operation))
     interpreter.ReduceOps.apply_impl = reduce_by_pairs
@@ -105,6 +106,12 @@ def reciprocal_root(self: Any, argument: Any) -> Any:
     """1 / sqrt(x), rounded once."""
     wide = argument.data.astype(np.float64)
     return Handle((1.0 / np.sqrt(wide)).astype(argument.data.dtype), argument.dtype.scalar)
+
+
+def all_ones(self: Any, kind: Any) -> Any:
+    """A value with every bit set, which older versions ask of unsigned types as -1."""
+    value = np.full(1, -1, dtype=np.int64).astype(interpreter._get_np_dtype(kind))
+    return Handle(value, kind.scalar)
 
 
 def multiply_add(self: Any, x: Any, y: Any, z: Any) -> Any:

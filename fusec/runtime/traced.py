@@ -30,6 +30,7 @@ from fusec.runtime.traced_arguments import (
     kind_of,
     leaf_of,
     names_of,
+    nesting,
 )
 from fusec.runtime.traced_bound import Bound, Known, bind, by_position, holds, looks_at_floats
 from fusec.runtime.traced_formula import TracedFormula
@@ -203,7 +204,7 @@ class TracedFunction:
 
     def _key(self, leaves: Sequence[Any], structure: Any) -> tuple[Any, ...]:
         """All of a call that a bound call depends on."""
-        found: list[Any] = [structure]
+        found: list[Any] = [nesting(structure)]
         for leaf in leaves:
             try:
                 found.append((leaf.dtype, leaf.shape, leaf.is_cuda))
@@ -237,7 +238,7 @@ class TracedFunction:
                 self._memo.clear()
             if any(is_empty_or_traced(x) for x in leaves):
                 return None
-            kind = (structure, tuple(map(kind_of, leaves)))
+            kind = (nesting(structure), tuple(map(kind_of, leaves)))
             programs = self._programs.setdefault(kind, [])
             for known in programs:
                 if holds(known.program, leaves):

@@ -5,6 +5,7 @@ May import everything below the API.
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from fusec.errors import DTypeError, FusecError
@@ -13,6 +14,25 @@ from fusec.ir.dtypes import by_torch_name
 
 _STATIC = (bool, int, str, type(None), type(Ellipsis))
 _OF_TORCH = ("dtype", "device", "memory_format", "layout")
+
+
+@dataclass(frozen=True, slots=True)
+class _Nesting:
+    """How arguments were nested, where PyTorch's own description of it (2.6) has no hash."""
+
+    structure: Any
+
+    def __hash__(self) -> int:
+        return hash(self.structure.num_leaves)
+
+
+def nesting(structure: Any) -> Any:
+    """A key for ``structure``, which is PyTorch's description of how arguments were nested."""
+    try:
+        hash(structure)
+    except TypeError:
+        return _Nesting(structure)
+    return structure
 
 
 def names_of(count: int, structure: Any) -> list[str]:
