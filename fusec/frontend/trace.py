@@ -296,9 +296,10 @@ def _shape_env() -> Any:
     PyTorch 2.6 and 2.7 import their compiler to tell which line made a symbol, and beside a newer
     Triton than theirs that fails. Nothing here reads these lines, so none are looked for then.
     """
-    from torch.fx.experimental import symbolic_shapes
+    import torch.fx.experimental.symbolic_shapes
 
-    made: Any = symbolic_shapes.ShapeEnv(duck_shape=False)
+    symbolic_shapes: Any = torch.fx.experimental.symbolic_shapes
+    made = symbolic_shapes.ShapeEnv(duck_shape=False)
     try:
         symbolic_shapes.uninteresting_files()
     except ImportError:

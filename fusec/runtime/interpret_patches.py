@@ -48,6 +48,7 @@ def install() -> None:
     _Builder.create_clampf = clamp
     _Builder.create_rsqrt = reciprocal_root
     _Builder.get_all_ones_value = all_ones
+    _Builder.get_bf16 = bfloat16_constant
     for name, operation in _EXTREMES.items():
         setattr(_Builder, name, _binary_method(operation))
     interpreter.ReduceOps.apply_impl = reduce_by_pairs
@@ -112,6 +113,11 @@ def all_ones(self: Any, kind: Any) -> Any:
     """A value with every bit set, which older versions ask of unsigned types as -1."""
     value = np.full(1, -1, dtype=np.int64).astype(interpreter._get_np_dtype(kind))
     return Handle(value, kind.scalar)
+
+
+def bfloat16_constant(self: Any, value: float) -> Any:
+    """A number as bfloat16, which older versions lack."""
+    return Handle(encode(np.array([value], dtype=np.float32), tl.bfloat16.name), tl.bfloat16)
 
 
 def multiply_add(self: Any, x: Any, y: Any, z: Any) -> Any:
