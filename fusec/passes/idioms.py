@@ -1,7 +1,8 @@
-"""Recognise what backends do better as one step: a sum over the length of its axes is a mean.
+"""Recognise what backends do better otherwise: a mean, and the entropy of a softmax.
 
 After this pass no ``div`` divides a float ``sum`` by the number of its elements. A backend can then
-keep a mean finite where the plain sum overflows. May import ``fusec.ir``.
+keep a mean finite where the plain sum overflows. An entropy loses the reduction that had to wait
+for the sum of the exponentials. May import ``fusec.ir``.
 """
 
 from __future__ import annotations
@@ -11,11 +12,11 @@ from fusec.ir.node import Dim, Node, TensorType, make
 
 
 def idioms(graph: Graph, numerics: str = "torch") -> Graph:
-    """``graph`` with each mean as a ``mean``;
+    """``graph`` with each mean as a ``mean`` and each entropy of a softmax in two reductions.
 
     The mode does not matter, since the value is the same.
     """
-    return rebuild(graph, _as_mean)
+    return rebuild(graph, lambda node: _as_entropy(_as_mean(node)))
 
 
 def _as_mean(node: Node) -> Node:
@@ -36,6 +37,44 @@ def summed(node: Node) -> Node | None:
         return None
     names = sorted(str(extent) for extent in reduced)
     return total if _factors(count) == names else None
+
+
+def _as_entropy(node: Node) -> Node:
+    """The sum of p log p for p = exp(d) / s and log p = d - log s, with s the sum of exp(d).
+
+    The probabilities add up to 1, so that sum is the one of exp(d) d, divided by s, less log s.
+    """
+    if node.op.name != "sum" or node.args[0].op.name != "mul":
+        return node
+    first, second = node.args[0].args
+    for share, logarithm in ((first, second), (second, first)):
+        found = _softmax(share)
+        if found is None or logarithm.op.name != "sub":
+            continue
+        power, total = found
+        below, log_total = logarithm.args
+        same = power.args[0] is below and log_total.op.name == "log" and log_total.args[0] is total
+        if same and total.axes == node.axes and power.type == share.type == node.args[0].type:
+            weighted = make(
+                "sum", [make("mul", [power, below], power.type)], node.type, axes=node.axes
+            )
+            return make("sub", [make("div", [weighted, total], node.type), log_total], node.type)
+    return node
+
+
+def _softmax(node: Node) -> tuple[Node, Node] | None:
+    """exp(d) and its sum, if ``node`` is their quotient or the product with 1 over the sum."""
+    for power, rest in (node.args, node.args[::-1]) if node.op.name == "mul" else ():
+        inverse = rest.op.name == "div" and rest.args[0].op.name == "constant"
+        if inverse and rest.args[0].value == 1 and _is_sum_of(rest.args[1], power):
+            return power, rest.args[1]
+    if node.op.name == "div" and _is_sum_of(node.args[1], node.args[0]):
+        return node.args[0], node.args[1]
+    return None
+
+
+def _is_sum_of(total: Node, power: Node) -> bool:
+    return power.op.name == "exp" and total.op.name == "sum" and total.args[0] is power
 
 
 def _factors(count: Node) -> list[str] | None:
