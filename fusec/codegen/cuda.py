@@ -154,7 +154,7 @@ class _Printer(Reductions):
             return
         element = self._widen(f"{load.access.buffer}[{self._address(load.access)}]", load.storage)
         guards = [self.dialect.text(guard) for guard in load.guards]
-        if self._in_lanes and Level.COL in load.level and not self.dialect.all_inside:
+        if self._in_lanes and Level.COL in load.level:
             guards = ["inside", *guards]
         elif Level.ROW in load.level and self._several_rows:
             guards = ["row < rows", *guards]
@@ -342,21 +342,6 @@ class _Printer(Reductions):
         return self.kernel.form is Form.TILE and Level.COL not in statement.level
 
     def _lane_loops(self, statements: Sequence[Stmt]) -> None:
-        """What is done with the lanes of a vector; one beyond its row is passed over as a whole
-        where all that is asked of it is to change nothing.
-        """
-        reads_only = all(
-            isinstance(s, (Let, Load, Recall, Accumulate, Rescale)) for s in statements
-        )
-        if not (self._by_vector and reads_only and "inside" in mentioned(statements)):
-            self._loops(statements)
-            return
-        with self._block(f"if (first < {self._end}) {{"):
-            self.dialect.all_inside = True
-            self._loops(statements)
-            self.dialect.all_inside = False
-
-    def _loops(self, statements: Sequence[Stmt]) -> None:
         """A loop over the lanes; a pair of reductions takes the maximum of the vector first."""
         pairs = [s for s in statements if isinstance(s, Rescale)]
         if not pairs:
@@ -378,8 +363,7 @@ class _Printer(Reductions):
 
     def _lane_loop(self, statements: Sequence[Stmt]) -> None:
         used = mentioned(statements)
-        asked = "inside" in used and not self.dialect.all_inside
-        if self._by_vector and asked and self._phase < 2:
+        if self._by_vector and "inside" in used and self._phase < 2:
             self.writer.line(f"const bool inside = first < {self._end};")
         self._in_lanes = True
         if self._lanes:

@@ -14,9 +14,6 @@ from fusec.ir.ops import Lowering, Op
 class Cuda(Dialect):
     name = "cuda"
 
-    def __init__(self) -> None:
-        self.all_inside = False  # what is printed runs for elements inside their row only
-
     def lowering(self, op: Op) -> Lowering:
         return op.cuda
 
@@ -45,8 +42,6 @@ class Cuda(Dialect):
         return cast(target, inner), ATOM
 
     def masked(self, expression: Masked) -> tuple[str, int]:
-        if self.all_inside:
-            return self.render(expression.arg, strict=True)
         value, identity = self.text(expression.arg), self.text(expression.identity)
         return f"(inside ? {value} : {identity})", ATOM
 

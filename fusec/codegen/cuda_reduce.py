@@ -6,7 +6,7 @@ May import ``fusec.ir`` and the modules of ``codegen`` above it in the tree.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fusec.codegen.cuda_place import Place, group_of
 from fusec.codegen.kernel import (
@@ -18,6 +18,7 @@ from fusec.codegen.kernel import (
     Level,
     Literal,
     Load,
+    Masked,
     Reduce,
     Ref,
     Rescale,
@@ -58,16 +59,22 @@ class Reductions(Place):
             self.writer.assign(name, f"{fma}({value}, {_scale(kind)}, {name});")
             return
         assert accumulator.op.combine is not None
+        value = statement.value
+        if isinstance(value, Masked) and not isinstance(value.arg, Ref):
+            # All lanes compute it: a choice between two numbers is cheaper than one of what to do.
+            term = f"{accumulator.name}_term"
+            self._define(term, kind, self.dialect.text(value.arg))
+            value = replace(value, arg=Ref(term, kind, Level.COL))
         joined = Apply(
             OPS[accumulator.op.combine],
-            (Ref(name, kind, Level.TILE), statement.value),
+            (Ref(name, kind, Level.TILE), value),
             kind,
             kind,
             Level.TILE,
         )
         form = joined.op.cuda.pick(kind)
         if isinstance(form, Infix) and kind.bits >= 32:
-            self.writer.line(f"{name} {form.symbol}= {self.dialect.text(statement.value)};")
+            self.writer.line(f"{name} {form.symbol}= {self.dialect.text(value)};")
         else:
             self.writer.assign(name, f"{self.dialect.text(joined)};")
 
