@@ -14,6 +14,7 @@ from fusec.codegen.kernel import (
     Accumulator,
     Apply,
     Combine,
+    Expr,
     Let,
     Level,
     Literal,
@@ -53,18 +54,13 @@ class Reductions(Place):
     def _accumulate(self, statement: Accumulate) -> None:
         accumulator = statement.accumulator
         kind, name = accumulator.accumulate, accumulator.lanes
+        value = self._term(statement)
         if accumulator.op.name == "mean":
             fma = "fma" if kind is F64 else "fmaf"
-            value = self.dialect.text(statement.value)
-            self.writer.assign(name, f"{fma}({value}, {_scale(kind)}, {name});")
+            text = self.dialect.text(value)
+            self.writer.assign(name, f"{fma}({text}, {_scale(kind)}, {name});")
             return
         assert accumulator.op.combine is not None
-        value = statement.value
-        if isinstance(value, Masked) and not isinstance(value.arg, Ref):
-            # All lanes compute it: a choice between two numbers is cheaper than one of what to do.
-            term = f"{accumulator.name}_term"
-            self._define(term, kind, self.dialect.text(value.arg))
-            value = replace(value, arg=Ref(term, kind, Level.COL))
         joined = Apply(
             OPS[accumulator.op.combine],
             (Ref(name, kind, Level.TILE), value),
@@ -77,6 +73,17 @@ class Reductions(Place):
             self.writer.line(f"{name} {form.symbol}= {self.dialect.text(value)};")
         else:
             self.writer.assign(name, f"{self.dialect.text(joined)};")
+
+    def _term(self, statement: Accumulate) -> Expr:
+        """What is added; where it is masked, every lane computes it: a choice between two numbers
+        is cheaper than one of what to do.
+        """
+        value = statement.value
+        if not isinstance(value, Masked) or isinstance(value.arg, Ref):
+            return value
+        dtype, name = value.arg.dtype, f"{statement.accumulator.name}_term"
+        self._define(name, dtype, self.dialect.text(value.arg))
+        return replace(value, arg=Ref(name, dtype, Level.COL))
 
     def _declare(self, accumulator: Accumulator) -> None:
         kind = accumulator.accumulate

@@ -222,9 +222,9 @@ __device__ Vector<T> load_early(const T* from) {
   for (int k = 0; k < WORDS; k += WORDS < 4 ? 1 : 4) {
     unsigned* to = &vector.word[k];
     if constexpr (WORDS < 4) {
-      asm volatile("ld.global.u32 %0, [%1];" : "=r"(to[0]) : "l"(words + k));
+      asm volatile("ld.global.L1::no_allocate.u32 %0, [%1];" : "=r"(to[0]) : "l"(words + k));
     } else {
-      asm volatile("ld.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+      asm volatile("ld.global.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
                    : "=r"(to[0]), "=r"(to[1]), "=r"(to[2]), "=r"(to[3]) : "l"(words + k));
     }
   }

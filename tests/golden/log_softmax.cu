@@ -10,7 +10,7 @@ namespace log_softmax_kernel_code {
 // reads logits f32; writes out f32; 8 bytes per element
 
 constexpr int THREADS = 128;  // threads of a block
-constexpr int BLOCKS = 6;  // blocks that the registers of a multiprocessor have to hold
+constexpr int BLOCKS = 8;  // blocks that the registers of a multiprocessor have to hold
 constexpr int WARPS = 4;  // warps of a block
 constexpr int GROUP = 128;  // threads of a block that share a row
 constexpr int LANES = 4;  // elements of a vector

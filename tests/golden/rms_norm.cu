@@ -11,7 +11,7 @@ namespace rms_norm_kernel_code {
 // reads x bf16, residual bf16, weight bf16; writes out bf16, hidden bf16; 8 bytes per element
 
 constexpr int THREADS = 128;  // threads of a block
-constexpr int BLOCKS = 6;  // blocks that the registers of a multiprocessor have to hold
+constexpr int BLOCKS = 8;  // blocks that the registers of a multiprocessor have to hold
 constexpr int WARPS = 4;  // warps of a block
 constexpr int GROUP = 128;  // threads of a block that share a row
 constexpr int LANES = 8;  // elements of a vector

@@ -10,7 +10,7 @@ namespace softmax_kernel_code {
 // reads x bf16; writes out bf16; 4 bytes per element
 
 constexpr int THREADS = 64;  // threads of a block
-constexpr int BLOCKS = 12;  // blocks that the registers of a multiprocessor have to hold
+constexpr int BLOCKS = 16;  // blocks that the registers of a multiprocessor have to hold
 constexpr int WARPS = 2;  // warps of a block
 constexpr int GROUP = 64;  // threads of a block that share a row
 constexpr int LANES = 8;  // elements of a vector
