@@ -112,7 +112,12 @@ def test_streams_of_rows() -> None:
 def test_only_large_results_stream() -> None:
     f = fusec.compile("2*x + 1")
     assert "Block" not in f.show("cpp", torch.empty(1000, 1000))
-    assert "fusec::Block<float> out_block;" in f.show("cpp", torch.empty(4096, 4096))
+    large = torch.empty(4096, 4096)
+    text = f.show("cpp", large)
+    assert "constexpr int64_t BLOCK = 128;" in text
+    assert "fusec::Block<float, BLOCK> out_block;" in text
+    # The sweeps over a row read what lies in a cache.
+    assert "constexpr int64_t BLOCK = 1024;" in fusec.compile("softmax(x)").show("cpp", large)
 
 
 @pytest.mark.usefixtures("streaming")
