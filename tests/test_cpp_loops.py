@@ -116,8 +116,11 @@ def test_only_large_results_stream() -> None:
     text = f.show("cpp", large)
     assert "constexpr int64_t BLOCK = 128;" in text
     assert "fusec::Block<float, BLOCK> out_block;" in text
-    # The sweeps over a row read what lies in a cache.
+    # What has fetched the next row while it reduced this one does nothing else while it writes.
     assert "constexpr int64_t BLOCK = 1024;" in fusec.compile("softmax(x)").show("cpp", large)
+    norm = fusec.compile("rms_norm(x)").show("cpp", large)
+    assert "constexpr int64_t BLOCK = 128;" in norm
+    assert "fusec::prefetch<BLOCK>(&x_ptr[(row + 1) * cols + start]);" in norm
 
 
 @pytest.mark.usefixtures("streaming")

@@ -10,7 +10,7 @@ from dataclasses import replace
 from itertools import product
 
 from fusec.codegen.kernel import Config, Form
-from fusec.codegen.schedule import stream_block
+from fusec.codegen.schedule import STREAM_BLOCK, STREAM_ROW_BLOCK
 
 _FACTORS = (1.0, 0.5, 2.0, 0.25, 4.0)
 _MOST_WARPS = 32
@@ -20,14 +20,14 @@ _LEAST_PER_LANE, _MOST_PER_LANE = 2, 128  # elements of a tile
 
 def around(config: Config, form: Form, backend: str) -> list[Config]:
     """Other Configs that the kernel may have, without repeats and without ``config`` itself."""
-    found = _of_loops(config, form) if backend == "cpp" else _of_tiles(config, form)
+    found = _of_loops(config) if backend == "cpp" else _of_tiles(config, form)
     return [other for other in dict.fromkeys(found) if other != config]
 
 
-def _of_loops(config: Config, form: Form) -> Iterator[Config]:
+def _of_loops(config: Config) -> Iterator[Config]:
     """A C++ kernel has no blocks to choose: only what is fetched ahead and what is streamed."""
     tiled = config.lanes_along_rows or config.block_cols > 1
-    streams = (0,) if tiled else (0, stream_block(form))
+    streams = (0,) if tiled else (0, STREAM_BLOCK, STREAM_ROW_BLOCK)
     for prefetch, stream in product((False, True), streams):
         yield replace(config, prefetch=prefetch, stream=stream)
 

@@ -77,9 +77,16 @@ class Statements:
             yield "#pragma omp for schedule(static)"
 
     def columns(
-        self, statements: Sequence[Stmt], variable: str, end: str, start: str = "0"
+        self,
+        statements: Sequence[Stmt],
+        variable: str,
+        end: str,
+        start: str = "0",
+        next_row: Sequence[Access] = (),
     ) -> None:
-        """A vector loop along the columns; results that pass by the caches go block by block."""
+        """A vector loop along the columns; results that pass by the caches go block by block, with
+        what to fetch of the next row.
+        """
         if not any(isinstance(s, Store) and s.block for s in statements):
             self.writer.line(SIMD)
             with self.loop(variable, end, start):
@@ -90,6 +97,9 @@ class Statements:
             self.writer.line(f"const int64_t count = fusec::minimum({end} - start, BLOCK);")
             for access in self.kernel.ahead:
                 place = self.at_start(access, "row", "start + fusec::AHEAD")
+                self.writer.line(f"fusec::prefetch<BLOCK>(&{access.buffer}[{place}]);")
+            for access in next_row:
+                place = self.at_start(access, "(row + 1)")
                 self.writer.line(f"fusec::prefetch<BLOCK>(&{access.buffer}[{place}]);")
             self.writer.line(SIMD)
             with self.loop("lane", "count"):
