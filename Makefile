@@ -50,7 +50,7 @@ docs: $(VENV)/.installed
 	mv docs/ops.md.new docs/ops.md
 
 bench: $(VENV)/.installed-bench
-	$(BIN)/fusec bench --overwrite --suite pipeline --suite host --suite cold --suite cpu
+	$(BIN)/fusec bench --overwrite --suite pipeline --suite host --suite cold --suite cpu --suite gradients
 	! $(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || \
 	$(BIN)/fusec bench --overwrite --suite pointwise --suite rows
 	$(BIN)/python -m benchmarks.render README.md docs/benchmarks.md

@@ -12,6 +12,7 @@ from typing import Any
 
 from fusec.cli.bench import significant
 from fusec.cli.suites.declared import FEW_ROWS
+from fusec.cli.suites.systems import COMPILED
 
 BEHIND = "▽"
 FUSEC = ("fusec", "fusec-out", "bind", "graph")  # what is not a competitor
@@ -50,6 +51,7 @@ class Quantity:
     value: Callable[[Row], float | None]
     show: Callable[[float, Row], str]
     says: str
+    title: str = ""  # beside the suite's name, where it has several
 
 
 def _milliseconds(row: Row) -> float | None:
@@ -70,6 +72,26 @@ DEVICE = Quantity(
     "Median of one run, in which all take turns; in brackets the share of what a copy of as many"
     " bytes reaches there",
 )
+BACKWARD = Quantity(
+    lambda row: row["backward"]["timing"]["milliseconds"] if row.get("backward") else None,
+    lambda value, row: f"{significant(value)} ms ({row['backward']['percent_of_copy']:.0f} %)",
+    "Backward alone, from what one forward call has kept; in brackets the share of what a copy of"
+    " the bytes that backward has to move reaches there",
+    title="backward",
+)
+BOTH = Quantity(
+    _milliseconds,
+    DEVICE.show,
+    "Forward and backward together; in brackets the share of what a copy of the bytes that both"
+    " have to move reaches there",
+    title="forward and backward",
+)
+PEAK = Quantity(
+    lambda row: row.get("peak_bytes"),
+    lambda value, row: f"{value / 2**20:.0f} MiB",
+    "Memory at the height of forward and backward beyond the inputs and the gradient of the result",
+    title="peak memory",
+)
 HOST = Quantity(
     lambda row: row.get("host_microseconds"),
     lambda value, row: f"{value:.1f} µs",
@@ -84,8 +106,9 @@ WARM = Quantity(
     _warm,
     lambda value, row: f"{value:.3f} s",
     "First call of a new process with a warm cache, torch imported",
+    title="warm cache",
 )
-_OF_SUITE = {"host": (HOST,), "cold": (FIRST, WARM)}
+_OF_SUITE = {"host": (HOST,), "cold": (FIRST, WARM), "gradients": (BACKWARD, BOTH, PEAK)}
 
 
 def quantities(content: Mapping[str, Any]) -> tuple[Quantity, ...]:
@@ -117,7 +140,7 @@ def _one_table(content: Mapping[str, Any], quantity: Quantity) -> str:
 def ordered(content: Mapping[str, Any]) -> list[Case]:
     """The cases as a reader looks for them: by operation, type and shape; others as measured."""
     cases = list(content["cases"])
-    if content.get("suite", "pipeline") in ("pipeline", "host", "cold"):
+    if content.get("suite", "pipeline") in ("pipeline", "gradients", "host", "cold"):
         return cases
     operations = list(dict.fromkeys(case["op"] for case in cases))
 
@@ -244,7 +267,7 @@ def summary(contents: Sequence[Mapping[str, Any]]) -> str:
     compared = 0
     for content in contents:
         for quantity in quantities(content):
-            title = content["suite"] + (", warm cache" if quantity is WARM else "")
+            title = ", ".join(filter(None, (content["suite"], quantity.title)))
             lines += [_line([title, *cells]) for cells in _summaries(content, quantity)]
             factors = _factors(content, quantity, title)
             compared += len(factors)
@@ -258,17 +281,18 @@ def summary(contents: Sequence[Mapping[str, Any]]) -> str:
 def _summaries(content: Mapping[str, Any], quantity: Quantity) -> list[list[str]]:
     """A line for each system, and one for the best other in each cell."""
     reached = [(case, values(case, quantity)) for case in content["cases"]]
+    rivals = {name: (system,) for system, name in SYSTEMS.items() if system not in FUSEC}
+    if any(all(mode in found for mode in COMPILED) for _, found in reached):
+        rivals["torch.compile, its better mode"] = tuple(COMPILED)
     lines = []
-    for system in SYSTEMS:
-        if system in FUSEC:
-            continue
+    for name, systems in rivals.items():
         pairs = [
-            (found[system] / found["fusec"], case)
+            (min(found[s] for s in systems if s in found) / found["fusec"], case)
             for case, found in reached
-            if system in found and "fusec" in found
+            if any(s in found for s in systems) and "fusec" in found
         ]
         if pairs:
-            lines.append([SYSTEMS[system], *_described(pairs)])
+            lines.append([name, *_described(pairs)])
     best = [(factor, case) for case, found in reached if (factor := ratio(found)) is not None]
     return [*lines, ["**the best other**", *_described(best)]] if best else lines
 

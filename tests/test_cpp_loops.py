@@ -112,7 +112,15 @@ def test_streams_of_rows() -> None:
 def test_only_large_results_stream() -> None:
     f = fusec.compile("2*x + 1")
     assert "Block" not in f.show("cpp", torch.empty(1000, 1000))
-    assert "fusec::Block<float> out_block;" in f.show("cpp", torch.empty(4096, 4096))
+    large = torch.empty(4096, 4096)
+    text = f.show("cpp", large)
+    assert "constexpr int64_t BLOCK = 128;" in text
+    assert "fusec::Block<float, BLOCK> out_block;" in text
+    # What has fetched the next row while it reduced this one does nothing else while it writes.
+    assert "constexpr int64_t BLOCK = 1024;" in fusec.compile("softmax(x)").show("cpp", large)
+    norm = fusec.compile("rms_norm(x)").show("cpp", large)
+    assert "constexpr int64_t BLOCK = 128;" in norm
+    assert "fusec::prefetch<BLOCK>(&x_ptr[(row + 1) * cols + start]);" in norm
 
 
 @pytest.mark.usefixtures("streaming")

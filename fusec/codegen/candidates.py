@@ -10,6 +10,7 @@ from dataclasses import replace
 from itertools import product
 
 from fusec.codegen.kernel import Config, Form
+from fusec.codegen.schedule import STREAM_BLOCK, STREAM_ROW_BLOCK
 
 _FACTORS = (1.0, 0.5, 2.0, 0.25, 4.0)
 _MOST_WARPS = 32
@@ -26,7 +27,8 @@ def around(config: Config, form: Form, backend: str) -> list[Config]:
 def _of_loops(config: Config) -> Iterator[Config]:
     """A C++ kernel has no blocks to choose: only what is fetched ahead and what is streamed."""
     tiled = config.lanes_along_rows or config.block_cols > 1
-    for prefetch, stream in product((False, True), (False, True) if not tiled else (False,)):
+    streams = (0,) if tiled else (0, STREAM_BLOCK, STREAM_ROW_BLOCK)
+    for prefetch, stream in product((False, True), streams):
         yield replace(config, prefetch=prefetch, stream=stream)
 
 

@@ -20,7 +20,7 @@ class Config:
     splits: int = 1  # programs that share a row, each a part of its columns
     prefetch: bool = False  # fetch the next row while this one is worked on
     lanes_along_rows: bool = False  # the contiguous axis is the row axis (column reductions)
-    stream: bool = False  # results go to memory past the caches
+    stream: int = 0  # results go to memory past the caches, so many at a time
     chunks: int = 1  # programs, each with a block of the rows, that also sum columns over them
     lanes: int = 1  # elements of a vector
     vectors: int = 1  # vectors that a thread works on at a time

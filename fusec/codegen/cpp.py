@@ -197,7 +197,7 @@ class _Printer(Statements):
     def sweep(self, sweep: Sweep) -> None:
         """A loop over the row; with running values it goes in stretches of 64 lanes."""
         if not sweep.accumulators:
-            self.columns(sweep.body, "col", "cols")
+            self.columns(sweep.body, "col", "cols", next_row=sweep.ahead)
             return
         for accumulator in sweep.accumulators:
             self._declare(accumulator)

@@ -66,29 +66,41 @@ class Statements:
         if not kept and not self.kernel.blocks:
             yield PARALLEL
             return
+        if self.kernel.blocks:
+            self.writer.line(f"constexpr int64_t BLOCK = {self.kernel.config.stream};")
         self.writer.line("#pragma omp parallel num_threads(threads)")
         with self.writer.block("{", "}"):
             for name, dtype in kept:
                 self.writer.line(f"const fusec::Row<{dtype.cpp}> {name}(cols);")
             for name, dtype in self.kernel.blocks:
-                self.writer.line(f"fusec::Block<{dtype.cpp}> {name};")
+                self.writer.line(f"fusec::Block<{dtype.cpp}, BLOCK> {name};")
             yield "#pragma omp for schedule(static)"
 
     def columns(
-        self, statements: Sequence[Stmt], variable: str, end: str, start: str = "0"
+        self,
+        statements: Sequence[Stmt],
+        variable: str,
+        end: str,
+        start: str = "0",
+        next_row: Sequence[Access] = (),
     ) -> None:
-        """A vector loop along the columns; results that pass by the caches go block by block."""
+        """A vector loop along the columns; results that pass by the caches go block by block, with
+        what to fetch of the next row.
+        """
         if not any(isinstance(s, Store) and s.block for s in statements):
             self.writer.line(SIMD)
             with self.loop(variable, end, start):
                 self.variables(Level.COL)
                 self.statements(statements)
             return
-        with self.stretches("start", end, "fusec::BLOCK"):
-            self.writer.line(f"const int64_t count = fusec::minimum({end} - start, fusec::BLOCK);")
+        with self.stretches("start", end, "BLOCK"):
+            self.writer.line(f"const int64_t count = fusec::minimum({end} - start, BLOCK);")
             for access in self.kernel.ahead:
-                place = self.at_start(access, "row", "start + fusec::BLOCK")
-                self.writer.line(f"fusec::prefetch<fusec::BLOCK>(&{access.buffer}[{place}]);")
+                place = self.at_start(access, "row", "start + fusec::AHEAD")
+                self.writer.line(f"fusec::prefetch<BLOCK>(&{access.buffer}[{place}]);")
+            for access in next_row:
+                place = self.at_start(access, "(row + 1)")
+                self.writer.line(f"fusec::prefetch<BLOCK>(&{access.buffer}[{place}]);")
             self.writer.line(SIMD)
             with self.loop("lane", "count"):
                 self.writer.line(f"const int64_t {variable} = start + lane;")

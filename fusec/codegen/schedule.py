@@ -33,6 +33,9 @@ ELEMENTS_PER_PROGRAM = 2048  # of 16 bits; half as many of 32
 PREFETCH_COLUMNS = 32768  # the next row has to fit the cache beside this one
 STREAM_BYTES = 16 << 20  # a result of this size leaves a core's caches before it is read again
 STREAM_STRETCH = 1024  # bytes; shorter ones would be half of lines
+# Results that go past the caches at a time. Few let writing go on beside fetching and computing; a
+# kernel that has fetched the next row while it reduced this one does nothing else, and many pay.
+STREAM_BLOCK, STREAM_ROW_BLOCK = 128, 1024
 CPU_TILE = 64  # rows and columns of a tile, of which a CPU's first cache holds a few
 # From here on offsets are int64; blocks may overhang by less than 2**20.
 WIDE_OFFSETS = 2**31 - 2**20
@@ -180,28 +183,31 @@ def rows_contiguous(arrangement: Arrangement) -> bool:
     return along_rows and not along_cols
 
 
-def choose_cpp(form: Form, accesses: tuple[Operand, ...], arrangement: Arrangement) -> Config:
+def choose_cpp(
+    form: Form, accesses: tuple[Operand, ...], arrangement: Arrangement, sweeps: int
+) -> Config:
     """The Config of a C++ kernel: which axis the lanes run along, whether loops go in tiles, and
-    whether results pass by the caches.
+    whether results pass by the caches. ``sweeps``: how many reduce, one after the other.
     """
     along = form is Form.ROWS and rows_contiguous(arrangement)
     side = CPU_TILE if form is Form.TILE and _turned(arrangement) else 1
     stream = side == 1 and not along and _is_large(accesses, arrangement)
-    if form is Form.ROWS:
-        near = not along and arrangement.cols <= PREFETCH_COLUMNS
-    else:
-        # Computing 16-bit operands outlasts fetching them; wider ones keep the memory busy already.
-        near = stream and max(o.node.dtype.itemsize for o in accesses) <= 2
+    rows_near = not along and arrangement.cols <= PREFETCH_COLUMNS
     return Config(
         side,
         side,
         resident=False,
         wide_index=True,
-        prefetch=near,
+        prefetch=rows_near if form is Form.ROWS else stream,
         lanes_along_rows=along,
-        stream=stream,
+        stream=stream_block(sweeps) if stream else 0,
         keep=form is Form.ROWS and not along,
     )
+
+
+def stream_block(sweeps: int) -> int:
+    """How many results of a C++ kernel go past the caches at a time, if any do."""
+    return STREAM_ROW_BLOCK if sweeps > 1 else STREAM_BLOCK
 
 
 def _is_large(accesses: tuple[Operand, ...], arrangement: Arrangement) -> bool:

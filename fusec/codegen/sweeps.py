@@ -318,18 +318,22 @@ class Sweeps:
         return rest
 
     def _ahead(self, reductions: list[Node], loads: list[Stmt]) -> tuple[Access, ...]:
-        """What to fetch of the next row: the first sweep waits for memory, a later one computes."""
+        """What to fetch of the next row: the first sweep waits for memory, a later one computes.
+        Where none reduces, the one that writes past the caches has nothing to wait for.
+        """
+        config = self.values.job.config
         later = any(self._stage[n] > 1 for n in reductions)
-        if not (later and self.values.job.config.prefetch):
+        writes = bool(config.stream) and not reductions and max(self._stage.values()) == 1
+        if not (config.prefetch and (later or writes)):
             return ()
         found = (s for s in loads if isinstance(s, Load) and not s.guards)
         return tuple(s.access for s in found if s.level is Level.TILE and _is_row(s.access))
 
     def _target(self, reductions: list[Node]) -> tuple[Access, ...]:
         """Where the next sweep writes, if this one is the last that reduces."""
-        stage = self._stage[reductions[0]]
         if self.values.job.config.stream:
             return ()
+        stage = self._stage[reductions[0]]
         if any(self._stage[n] > stage for n in self.values.nodes if self._is_reduction(n)):
             return ()
         roots = [

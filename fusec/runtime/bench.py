@@ -137,8 +137,7 @@ def compare(
         del outputs
     del check
     moved = read + min(written, default=0)
-    copier = _copier(moved, device)
-    calls = {COPY: copier, **{c.name: c.call for c in alive}}
+    calls = {COPY: copier(moved, device), **{c.name: c.call for c in alive}}
     launcher.wait(_LAUNCHER_TIMEOUT)  # else a compiler runs beside what is measured
     timings = time_in_turns(
         calls,
@@ -194,6 +193,15 @@ def largest_error(outputs: object, expected: object) -> float:
             worst, float(torch.nan_to_num_(difference, nan=math.inf, posinf=math.inf).max())
         )
     return worst
+
+
+def copier(moved: int, device: torch.device | str) -> Callable[[], object]:
+    """A copy that reads and writes ``moved`` bytes in all: the ceiling."""
+    import torch
+
+    source = torch.ones(max(1, moved // 2), dtype=torch.uint8, device=device)
+    target = torch.zeros_like(source)
+    return lambda: target.copy_(source)
 
 
 @dataclass(frozen=True)
@@ -276,14 +284,6 @@ def _reference(reference: Callable[[], object] | None) -> object:
         return reference()
     except (torch.OutOfMemoryError, MemoryError):
         return None
-
-
-def _copier(moved: int, device: torch.device | str) -> Callable[[], object]:
-    import torch
-
-    source = torch.ones(max(1, moved // 2), dtype=torch.uint8, device=device)
-    target = torch.zeros_like(source)
-    return lambda: target.copy_(source)
 
 
 def _tensors(outputs: object) -> list[torch.Tensor]:

@@ -40,6 +40,11 @@ def allocator(
     return functools.partial(_pooled, shape, strides, dtype, size)
 
 
+def release() -> None:
+    """Give the memory of results that are gone back to the system."""
+    _pool.release()
+
+
 def _pooled(
     shape: tuple[int, ...], strides: tuple[int, ...], dtype: torch.dtype, size: int
 ) -> torch.Tensor:
@@ -81,6 +86,16 @@ class _Pool:
                 return
         with contextlib.suppress(BufferError):  # a view that ctypes still holds lets go of it later
             block.close()
+
+    def release(self) -> None:
+        """Return the blocks that wait to the system."""
+        with self._lock:
+            blocks = [block for waiting in self._waiting.values() for block in waiting]
+            self._waiting.clear()
+            self._bytes = 0
+        for block in blocks:
+            with contextlib.suppress(BufferError):
+                block.close()
 
     def reset(self) -> None:
         """In a forked child: a lock that the parent held would never be released."""

@@ -287,7 +287,8 @@ def lay_out(
         reason = _reason_for_cuda(form, accesses, arrangement, where.capability)
         backend = "triton" if reason is None else "cuda"
     if backend == "cpp":
-        config = schedule.choose_cpp(form, accesses, arrangement)
+        sweeps = sweeps_of(region, TARGETS[backend].online)
+        config = schedule.choose_cpp(form, accesses, arrangement, sweeps)
     elif backend == "cuda":
         even = [_begins_even(special, operand, where.aligned) for operand in accesses]
         config = schedule_cuda.choose_cuda(

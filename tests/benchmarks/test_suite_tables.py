@@ -115,6 +115,28 @@ def test_host_and_cold_compare_their_own_quantity() -> None:
     assert "| cold, warm cache | torch.compile | 1 | 0.75x |" in tables.summary([content])
 
 
+def test_gradients_compare_time_and_memory() -> None:
+    gelu = case("gelu", "bf16", (32768, 4096), [])
+
+    def row(system: str, milliseconds: float, mebibytes: int) -> dict[str, Any]:
+        backward = {"timing": {"milliseconds": milliseconds / 2}, "percent_of_copy": 50.0}
+        memory = mebibytes << 20
+        return timed(system, milliseconds, backward=backward, peak_bytes=memory)
+
+    gelu["rows"] = [row("compile", 4.0, 8), row("max-autotune", 3.0, 8), row("fusec", 2.0, 16)]
+    content = {**HEADER, "suite": "gradients", "cases": [gelu]}
+    text = tables.table(content)
+    assert "| 2.00 ms (50 %) | 1.50 ms (50 %) | **1.00 ms (50 %)** | 1.50x |" in text
+    assert "| 4.00 ms (2 %) | 3.00 ms (3 %) | **2.00 ms (5 %)** | 1.50x |" in text
+    assert "| **8 MiB** | **8 MiB** | 16 MiB | 0.50x ▽ |" in text
+    lines = tables.summary([content]).splitlines()
+    better = "| gradients, backward | torch.compile, its better mode | 1 | 1.50x | 1.50x gelu"
+    assert any(line.startswith(better) for line in lines)
+    assert any(
+        line.startswith("| gradients, peak memory | torch.compile | 1 | 0.50x") for line in lines
+    )
+
+
 def test_marks_find_the_suites_of_a_machine(tmp_path: Path, content: dict[str, Any]) -> None:
     cases = content.pop("cases")
     (tmp_path / "some-gpu-rows.json").write_text(text_of(content, cases))

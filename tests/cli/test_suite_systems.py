@@ -12,10 +12,10 @@ import torch
 
 from fusec.cli.options import complete, parse_inputs
 from fusec.cli.suites import declared, systems
-from fusec.cli.suites.case import Measure, Operation, make_case
+from fusec.cli.suites.case import Measure, Operation, Plan, make_case
 from fusec.cli.suites.declared import FIRST_CALLS, PIPELINE, POINTWISE, ROWS, SCALE, SMALL, SUITES
 from fusec.cli.suites.libraries import NUMEXPR
-from fusec.cli.suites.measure import Plan, line, measure, measure_apart
+from fusec.cli.suites.measure import line, measure, measure_apart
 from fusec.cli.suites.precompile import compile_case, precompile
 from fusec.cli.suites.systems import Setting
 from fusec.runtime.bench import largest_error, largest_value

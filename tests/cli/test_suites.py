@@ -9,9 +9,8 @@ import pytest
 
 from fusec.cli import main
 from fusec.cli.suites import command, results
-from fusec.cli.suites.case import SuiteCase
+from fusec.cli.suites.case import Plan, SuiteCase
 from fusec.cli.suites.declared import SUITES
-from fusec.cli.suites.measure import Plan
 from fusec.cli.suites.selection import Selection, lengths
 
 SMALL = ("--device", "cpu", "--seconds", "0", "--contenders", "fusec,copy")

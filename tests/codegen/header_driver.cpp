@@ -59,8 +59,8 @@ FAST(ndtr)
 // Results past the caches: count of them, from a buffer that holds 0, 1, 2, ...
 #define WRITE(T)                                                    \
   extern "C" void write_##T(T* target, int64_t count) {             \
-    fusec::Block<T> block;                                          \
-    for (int64_t i = 0; i < fusec::BLOCK; ++i) block.data[i] = (T)i; \
+    fusec::Block<T, 1024> block;                                    \
+    for (int64_t i = 0; i < 1024; ++i) block.data[i] = (T)i; \
     block.write(target, count);                                     \
   }
 WRITE(int8_t)

@@ -59,7 +59,7 @@ def test_candidates_are_sound_and_differ(name: str) -> None:
 
 def test_candidates_of_a_loop_on_a_cpu() -> None:
     found = around(Config(1, 1, resident=False), Form.FLAT, "cpp")
-    assert {(c.prefetch, c.stream) for c in found} >= {(True, False), (False, True)}
+    assert {(c.prefetch, c.stream) for c in found} >= {(True, 0), (False, 128), (False, 1024)}
 
 
 def test_a_search_gives_the_same_numbers_and_is_remembered(

@@ -21,6 +21,8 @@ class Operation:
     An input without a type has that of the case; ``:same:transposed`` names a layout as well. The
     results are independent along axis ``part``, so that a part of it is enough to find the error.
     ``after`` is the formula that the process has computed before, when first calls are measured.
+    ``reads`` is what the gradient cannot do without beside the gradient of the result: names of
+    inputs, or ``result``.
     """
 
     name: str
@@ -28,6 +30,7 @@ class Operation:
     inputs: str
     part: int = 0
     after: str = ""
+    reads: str = ""
 
     def filled(self, lengths: Mapping[str, int | str], dtype: str) -> tuple[str, ...]:
         """The inputs as ``fusec bench -i`` takes them."""
@@ -69,15 +72,28 @@ class Measure(Enum):
     HOST = "the caller's time"
     COLD = "first calls in fresh processes"
     THOROUGH = "device and host time, kernels, first calls"
+    GRADIENTS = "backward, forward and backward together, and the memory that takes"
+
+
+@dataclass(frozen=True)
+class Plan:
+    """How the cases of a run are measured. ``first_calls`` counts where all is measured."""
+
+    device: str
+    systems: tuple[str, ...]
+    seconds: float
+    measure: Measure = Measure.TIME
+    error: bool = True
+    first_calls: bool = False
 
 
 @dataclass(frozen=True)
 class Suite:
     """A declared list of cases, the most telling first.
 
-    ``systems`` take part unless others are asked for. With ``fresh`` each case gets a process of
-    its own: on a CPU, what an earlier case left in the heap decides whether a result gets memory
-    that is mapped already. ``device`` is the only one it is for.
+    ``systems`` take part unless others are asked for. On the devices of ``fresh`` each case gets a
+    process of its own: on a CPU, what an earlier case left in the heap decides whether a result
+    gets memory that is mapped already. ``device`` is the only one it is for.
     """
 
     name: str
@@ -85,7 +101,7 @@ class Suite:
     cases: Callable[[str], Sequence[SuiteCase]]  # for a device, cpu or cuda
     systems: tuple[str, ...]
     measure: Measure = Measure.TIME
-    fresh: bool = False
+    fresh: tuple[str, ...] = ()
     device: str | None = None
 
 

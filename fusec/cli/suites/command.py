@@ -15,9 +15,10 @@ from pathlib import Path
 
 from fusec.cli.options import choose_device
 from fusec.cli.output import console
-from fusec.cli.suites.case import Measure, Suite, SuiteCase
+from fusec.cli.suites.case import Measure, Plan, Suite, SuiteCase
 from fusec.cli.suites.declared import SUITES
-from fusec.cli.suites.measure import Plan, line, lost_device, measure, measure_apart, rounded
+from fusec.cli.suites.facts import rounded
+from fusec.cli.suites.measure import line, lost_device, measure, measure_apart
 from fusec.cli.suites.precompile import precompile
 from fusec.cli.suites.request import SUITE_SECONDS, Request
 from fusec.cli.suites.results import ResultFile, default_path
@@ -84,10 +85,10 @@ def _run_suite(suite: Suite, request: Request, deadline: float) -> None:
     file = _open(suite, request)
     todo = [case for case in cases if not (request.resume and case.name in file.cases)]
     plan = _plan(suite, request)
-    take = measure_apart if suite.fresh else measure
+    take = measure_apart if request.device in suite.fresh else measure
     done = 0
     try:
-        if request.precompile and suite.measure is Measure.TIME:
+        if request.precompile and suite.measure in (Measure.TIME, Measure.GRADIENTS):
             _precompile(todo, plan, request.precompile)
         with _progress(len(todo)) as say:
             for case in todo:

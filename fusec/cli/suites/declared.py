@@ -1,4 +1,5 @@
-"""The suites, declared: ``pointwise``, ``rows``, ``host``, ``cold``, ``cpu``, ``pipeline``.
+"""The suites, declared: ``pointwise``, ``rows``, ``gradients``, ``host``, ``cold``, ``cpu``,
+``pipeline``.
 
 May import ``case.py`` of this package only.
 """
@@ -51,6 +52,16 @@ ROWS = (
     Operation("column_sum", "sum(x, axis=0)", "x=RxC", part=-1),
 )
 
+# What models are trained with. A softmax's gradient starts from its result, others from inputs.
+TRAINED = (
+    Operation("softmax", "softmax(x)", "x=RxC", reads="result"),
+    Operation("layer_norm", "layer_norm(x, w, b)", "x=RxC w=C b=C", reads="x w"),
+    Operation("rms_norm", "rms_norm(x, w)", "x=RxC w=C", reads="x w"),
+    Operation("gelu", "gelu(x)", "x=RxC", reads="x"),
+    Operation("swiglu", "swiglu(x, y)", "x=RxC y=RxC", reads="x y"),
+    Operation("cross_entropy", "logsumexp(x) - x[t]", "x=RxC t=R:i64", reads="x t"),
+)
+
 # Powers of two: the sizes that show the memory's speed first, then the way down to one launch.
 SIZES = (28, 26, 27, 24, 20, 16, 10, 22, 18, 14, 12)
 COLUMNS = (
@@ -61,6 +72,7 @@ FEW_ROWS = (132, 8, 1)
 
 TIMED = ("eager", "torch", "compile", "max-autotune", "triton", "liger", "quack", "fusec")
 ON_CPU = ("eager", "torch", "compile", "numexpr", "jax", "fusec", "fusec-out")
+TRAINING = ("eager", "torch", "compile", "max-autotune", "liger", "fusec")
 HOST = ("torch", "triton", "compile", "graph", "fusec", "bind")
 COLD = ("eager", "compile", "fusec")
 
@@ -108,6 +120,18 @@ def rows(device: str = "cuda") -> list[SuiteCase]:
         for dtype in DTYPES
         for columns in COLUMNS
         for operation in ROWS
+    ]
+
+
+def gradients(device: str = "cuda") -> list[SuiteCase]:
+    """Operations of models in training, at the sizes of one."""
+    if device == "cpu":
+        square = {"R": 2048, "C": 2048}
+        return [make_case("gradients", operation, "f32", square) for operation in TRAINED]
+    *others, cross_entropy = TRAINED
+    return [
+        *(make_case("gradients", o, "bf16", {"R": 32768, "C": 4096}) for o in others),
+        make_case("gradients", cross_entropy, "bf16", {"R": 8192, "C": 32768}),
     ]
 
 
@@ -167,16 +191,24 @@ SUITES = {
     for suite in (
         Suite("pointwise", "elementwise formulas, 2^10 to 2^28 elements", pointwise, TIMED),
         Suite("rows", "row reductions, 64 to 4M columns", rows, TIMED),
+        Suite(
+            "gradients",
+            "backward, forward and backward together, and peak memory",
+            gradients,
+            TRAINING,
+            Measure.GRADIENTS,
+            fresh=("cpu",),
+        ),
         Suite("host", "what one call costs the caller, 1024 elements", host, HOST, Measure.HOST),
         Suite("cold", "first calls, in fresh processes", cold, COLD, Measure.COLD),
-        Suite("cpu", "formulas and rows for two cores", cpu, ON_CPU, fresh=True, device="cpu"),
+        Suite("cpu", "formulas and rows for two cores", cpu, ON_CPU, fresh=("cpu",), device="cpu"),
         Suite(
             "pipeline",
             "the figures of the README, kernels and first calls included",
             pipeline,
             (*COLD[:1], "torch", *COLD[1:], "fusec-out"),
             Measure.THOROUGH,
-            fresh=True,
+            fresh=("cpu", "cuda"),
         ),
     )
 }

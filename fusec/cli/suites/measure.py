@@ -10,12 +10,14 @@ import gc
 import multiprocessing
 import subprocess
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from fusec.cli.contenders import make_case as make_bench_case
-from fusec.cli.suites.case import Measure, SuiteCase, make_case
+from fusec.cli.suites.case import Measure, Plan, SuiteCase, make_case
+from fusec.cli.suites.facts import WRONG, first_line, known, rounded
+from fusec.cli.suites.gradients import measure_gradients
 from fusec.cli.suites.systems import (
     COMPILED,
     NAMES,
@@ -41,22 +43,8 @@ if TYPE_CHECKING:
 
     from fusec.cli.contenders import Case
 
-_DIGITS = 5  # significant digits of a number in a result file
 _HOST_ROUNDS = 25
 _FIRST_CALLS = 3
-_WRONG = 0.1  # an error of this share of the largest value is no rounding
-
-
-@dataclass(frozen=True)
-class Plan:
-    """How the cases of a run are measured. ``first_calls`` counts where all is measured."""
-
-    device: str
-    systems: tuple[str, ...]
-    seconds: float
-    measure: Measure = Measure.TIME
-    error: bool = True
-    first_calls: bool = False
 
 
 def measure(case: SuiteCase, plan: Plan) -> dict[str, Any]:
@@ -72,11 +60,15 @@ def measure(case: SuiteCase, plan: Plan) -> dict[str, Any]:
         "device": plan.device,
         "rows": [],
     }
-    ways = {Measure.COLD: _cold, Measure.THOROUGH: _thorough}
+    ways = {
+        Measure.COLD: _cold,
+        Measure.THOROUGH: _thorough,
+        Measure.GRADIENTS: measure_gradients,
+    }
     try:
         return {**facts, **ways.get(plan.measure, _timed)(case, plan)}
     except (FusecError, RuntimeError, MemoryError) as error:
-        return {**facts, "problem": _first_line(error)}
+        return {**facts, "problem": first_line(error)}
     finally:
         _forget(plan.device)
 
@@ -108,7 +100,7 @@ def lost_device(device: str) -> str | None:
         if device != "cpu":
             torch.cuda.synchronize()
     except RuntimeError as error:
-        return _first_line(error)
+        return first_line(error)
     return None
 
 
@@ -139,7 +131,7 @@ def _timed(case: SuiteCase, plan: Plan) -> dict[str, Any]:
         part=setting.part,
     )
     rows = [
-        {"system": system, **_known(asdict(_judged(row, scale)))}
+        {"system": system, **known(asdict(_judged(row, scale)))}
         for system, row in zip(systems, report.measurements, strict=True)
     ]
     native = setting.native if "torch" in plan.systems else None
@@ -164,7 +156,7 @@ def _ready(
         except Exception as error:  # another package's failure of any kind is a result
             if system in OURS:  # and our own is a fault
                 raise
-            problems.append({"system": system, "name": system, "problem": _first_line(error)})
+            problems.append({"system": system, "name": system, "problem": first_line(error)})
             continue
         if contender is not None:
             systems.append(system)
@@ -176,7 +168,7 @@ def _judged(row: Measurement, scale: Sequence[float]) -> Measurement:
     """The row, with a problem where the result is not what the formula says."""
     if row.largest_error is None or not scale or row.problem is not None:
         return row
-    if row.largest_error <= _WRONG * scale[0]:
+    if row.largest_error <= WRONG * scale[0]:
         return row
     problem = f"off by {row.largest_error:.3g} where the largest value is {scale[0]:.3g}"
     return replace(row, problem=problem)
@@ -194,7 +186,7 @@ def _thorough(case: SuiteCase, plan: Plan) -> dict[str, Any]:
         effort=Effort(plan.seconds, first_calls=plan.first_calls),
     )
     rows = [
-        {"system": NAMES.get(row.name, "torch"), **_known(asdict(row))}
+        {"system": NAMES.get(row.name, "torch"), **known(asdict(row))}
         for row in report.measurements
     ]
     return {**_ceiling(report), "native": made.native, "checked": "all", "rows": rows}
@@ -229,7 +221,7 @@ def _first_calls(system: str, prepare: str, body: str) -> dict[str, Any]:
     try:
         taken = [first_call(prepare, body) for _ in range(times)]
     except (RuntimeError, OSError, subprocess.TimeoutExpired) as error:
-        return {"problem": _first_line(error)}
+        return {"problem": first_line(error)}
     return {
         "first_call_seconds": rounded(median(call.cold for call in taken)),
         "warm_call_seconds": rounded(median(call.warm for call in taken)),
@@ -276,19 +268,19 @@ def _cell(row: Mapping[str, Any], measure: Measure) -> str:
         return f"{row['first_call_seconds']:.3g} s, {row['warm_call_seconds']:.3g} s warm{wrong}"
     if measure is Measure.HOST:
         return f"{row.get('host_microseconds', 0):.1f} µs{wrong}"
-    return f"{row['timing']['milliseconds']:.4g} ms {row['percent_of_copy']:.0f} %{wrong}"
+    return f"{_time_cell(row)}{_backward_cell(row)}{wrong}"
 
 
-def rounded(value: Any) -> Any:
-    """Numbers to five significant digits, in whatever holds them."""
-    if isinstance(value, dict):
-        return {key: rounded(item) for key, item in value.items()}
-    return float(f"{value:.{_DIGITS}g}") if isinstance(value, float) else value
+def _time_cell(row: Mapping[str, Any]) -> str:
+    return f"{row['timing']['milliseconds']:.4g} ms {row['percent_of_copy']:.0f} %"
 
 
-def _known(row: dict[str, Any]) -> dict[str, Any]:
-    """The row without what was not measured; a row without ``timing`` has a ``problem``."""
-    return {key: rounded(value) for key, value in row.items() if value is not None}
+def _backward_cell(row: Mapping[str, Any]) -> str:
+    """What of that is backward, and how much memory it takes; empty for what has no gradient."""
+    if "backward" not in row:
+        return ""
+    peak = f", {row['peak_bytes'] / 2**20:.0f} MiB" if "peak_bytes" in row else ""
+    return f" (backward {_time_cell(row['backward'])}{peak})"
 
 
 def _forget(device: str) -> None:
@@ -299,10 +291,3 @@ def _forget(device: str) -> None:
     if device != "cpu":
         with contextlib.suppress(RuntimeError):  # of a lost device, which is reported apart
             torch.cuda.empty_cache()
-
-
-def _first_line(error: BaseException) -> str:
-    """What an error says first, or what it says then if that is only an announcement."""
-    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-    announced = lines[:1] and lines[0].endswith(":")
-    return " ".join(lines[: 2 if announced else 1])[:200] or type(error).__name__

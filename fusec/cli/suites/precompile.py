@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 
 from fusec.cli.suites.case import SuiteCase
+from fusec.cli.suites.gradients import compile_gradients
 from fusec.cli.suites.systems import COMPILED, SYSTEMS, Setting, forget_compiled
 
 
@@ -45,7 +46,11 @@ def compile_case(case: SuiteCase, device: str, modes: Sequence[str]) -> None:
     forget_compiled()
     settings = {"autotune_local_cache": False, "compile_threads": 1}
     setting = Setting(case, device)
+    trained = bool(case.operation.reads)
     with inductor.patch({k: v for k, v in settings.items() if hasattr(inductor, k)}):
         for mode in modes:
             with contextlib.suppress(Exception):  # it says why when it is measured
-                SYSTEMS[mode](setting)
+                if trained:
+                    compile_gradients(case, device, mode)
+                else:
+                    SYSTEMS[mode](setting)

@@ -53,6 +53,10 @@ FUSEC_INLINE void carry(double* wide, float* lanes) {
   }
 }
 
+// How many elements before they are needed a loop asks for its operands: long enough for memory,
+// and no more than caches hold beside what is worked on.
+constexpr int64_t AHEAD = 512;
+
 // Asks for a stretch of elements to come into the cache. An address beyond the data does no harm.
 template <int64_t count = LANES, class T>
 FUSEC_INLINE void prefetch(const T* first) {
@@ -124,10 +128,9 @@ FUSEC_INLINE void store_past_caches(Piece* target, Piece value) {
 // Results on their way past the caches, a buffer for each thread: a kernel fills `data`, which stays
 // in the first cache, and write() sends `count` of it on. Whole lines of memory go past the caches;
 // what lies before the first and behind the last of them takes the usual way.
-constexpr int64_t BLOCK = 1024;
-template <class T>
+template <class T, int64_t LENGTH>
 struct Block {
-  alignas(64) T data[BLOCK];
+  alignas(64) T data[LENGTH];
 
   FUSEC_INSTANCE void write(T* target, int64_t count) const {
     const size_t bytes = (size_t)count * sizeof(T);
