@@ -69,6 +69,7 @@ class Measure(Enum):
     HOST = "the caller's time"
     COLD = "first calls in fresh processes"
     THOROUGH = "device and host time, kernels, first calls"
+    WAYS = "device time, kernels, bytes and lines of source of each way to write a formula"
 
 
 @dataclass(frozen=True)
@@ -77,7 +78,8 @@ class Suite:
 
     ``systems`` take part unless others are asked for. With ``fresh`` each case gets a process of
     its own: on a CPU, what an earlier case left in the heap decides whether a result gets memory
-    that is mapped already. ``device`` is the only one it is for.
+    that is mapped already. ``device`` is the only one it is for; ``on_cpu`` says what a suite
+    leaves out where there is no GPU.
     """
 
     name: str
@@ -87,6 +89,7 @@ class Suite:
     measure: Measure = Measure.TIME
     fresh: bool = False
     device: str | None = None
+    on_cpu: str = ""
 
 
 def make_case(
