@@ -302,7 +302,8 @@ class CompiledFunction:
         # Once there is a plan the next shape costs little, and a recipe would save nothing.
         place = None
         if self._recipes_left > 0:
-            place = recipe.key(self._formula, call.backend, call.device, call.key)
+            asked = self._backend
+            place = recipe.key(self._formula, asked, call.backend, call.device, call.key)
         if place is not None and not self._specials:
             found = self._recall(place, call.device)
             if found is not None:

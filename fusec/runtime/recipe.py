@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 LIMIT = 16  # recipes that one function of one process writes
 _FILE = "recipe.json"
+_KEPT = {("cpp", "cpu"), ("triton", "cuda"), ("cuda", "cuda")}  # what no interpreter runs
 # Settings that change neither a kernel nor how it is launched.
 _INDIFFERENT: dict[str, Any] = {"cache_dir": None, "no_launcher": False}
 
@@ -53,21 +54,27 @@ def usable() -> bool:
     return not now.debug and now.dump is None and not now.no_cache
 
 
-def key(formula: Formula, backend: str, device: torch.device, call: object) -> str | None:
-    """Where the recipe of a call belongs; None when it belongs nowhere."""
-    machine = _cpp_machine if backend == "cpp" else _cuda_machine
-    if backend not in ("cpp", "triton") or (backend == "triton") != (device.type == "cuda"):
+def key(
+    formula: Formula, asked: str, backend: str, device: torch.device, call: object
+) -> str | None:
+    """Where the recipe of a call belongs; None when it belongs nowhere.
+
+    ``asked`` is the backend that the caller named: where that is ``auto``, Triton's place may be
+    taken by CUDA C++.
+    """
+    if (backend, device.type) not in _KEPT or not usable() or not formula.keepable():
         return None
-    if not usable() or not formula.keepable():
-        return None
-    below = machine(device)
+    if backend == "cpp":
+        below = _cpp_machine()
+    else:
+        below = _cuda_machine(device, formula.build if asked != "triton" else None)
     if below is None:
         return None
     return digest(
         {
             "kind": "recipe",
             **formula.identity(),
-            "backend": backend,
+            "backend": f"{backend}, asked for {asked}",
             "call": repr(call),
             "settings": repr(settings.get()._replace(**_INDIFFERENT)),
             **below,
@@ -113,7 +120,7 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-def _cpp_machine(device: torch.device) -> Mapping[str, str] | None:
+def _cpp_machine() -> Mapping[str, str] | None:
     import torch
 
     from fusec.runtime.build_cpp import builder_identity
@@ -122,8 +129,14 @@ def _cpp_machine(device: torch.device) -> Mapping[str, str] | None:
     return None if builder is None else {"torch": torch.__version__, **builder}
 
 
-def _cuda_machine(device: torch.device) -> Mapping[str, str]:
-    return _cuda_facts(device.index or 0)
+def _cuda_machine(device: torch.device, build: str | None) -> Mapping[str, str]:
+    """The device, and with ``build`` what compiles CUDA C++ there."""
+    facts = _cuda_facts(device.index or 0)
+    if build is None:
+        return facts
+    from fusec.runtime.build_cuda import find_compiler
+
+    return {**facts, "compiler": repr(find_compiler(build))}
 
 
 @functools.cache
