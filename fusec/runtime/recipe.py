@@ -3,8 +3,8 @@
 A recipe is a :class:`~fusec.runtime.prepared.CallPlan` with the variants behind it, in the cache
 under everything that decides it: the formula and its options, the key of the call, the state of
 fusec's sources, the versions below, the device or compiler, the settings. What does not fit, or
-names a kernel that is gone, counts as absent. May import ``settings``, ``runtime.cache`` and
-``runtime.prepared``, and the builders inside functions.
+names a kernel that is gone, counts as absent. May import ``settings``, ``runtime.cache``,
+``runtime.cubin`` and ``runtime.prepared``, and the builders inside functions.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fusec import settings
 from fusec.runtime.cache import checkout, default_store, digest
+from fusec.runtime.cubin import Facts
 from fusec.runtime.prepared import BufferPlan, CallPlan, StepPlan
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class Built(NamedTuple):
     backend: str
     key: str
     why: str
+    facts: Facts | None = None
 
 
 class Recipe(NamedTuple):
@@ -112,7 +114,12 @@ def _recipe(data: Sequence[Any]) -> Recipe:
         tuple(BufferPlan(tuple(p), tuple(s), t) for p, s, t in temporaries),
         tuple(StepPlan(*map(_frozen, step)) for step in steps),
     )
-    return Recipe(plan, kind, tuple(Built(*b) for b in built))
+    return Recipe(plan, kind, tuple(map(_built, built)))
+
+
+def _built(data: Sequence[Any]) -> Built:
+    binary, kernel, backend, key, why, facts = data
+    return Built(binary, kernel, backend, key, why, None if facts is None else Facts(*facts))
 
 
 def _frozen(value: Any) -> Any:
