@@ -15,6 +15,7 @@ import pytest
 import torch
 
 import fusec
+from fusec.codegen import schedule_cuda
 from fusec.codegen.candidates import SPILLS_ALLOWED, relaxed, unspilled
 from fusec.codegen.kernel import Config, Form
 from fusec.runtime import codes, steps
@@ -167,6 +168,12 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[StepPlan]:
     return found
 
 
+@pytest.fixture
+def crowded(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Rules that give a thread 32 registers, where a row of 50257 columns needs more."""
+    monkeypatch.setattr(schedule_cuda, "RESIDENT_THREADS", 2048)
+
+
 def laid(text: str, backend: str, *shape: int, **options: Any) -> tuple[Wiring, list[LaidOut]]:
     """The regions of a formula of one bfloat16 input, and a wiring to a GPU."""
     function = fusec.compile(text, backend=backend, **options)
@@ -178,6 +185,7 @@ def laid(text: str, backend: str, *shape: int, **options: Any) -> tuple[Wiring, 
 
 
 @needs_compiler
+@pytest.mark.usefixtures("crowded")
 def test_a_kernel_that_spills_gives_way(launches: list[StepPlan]) -> None:
     wiring, (region,) = laid("log_softmax(x)", "cuda", 2670, 50257)
     (step,) = steps_of(wiring, 0, region)
@@ -186,9 +194,9 @@ def test_a_kernel_that_spills_gives_way(launches: list[StepPlan]) -> None:
     (variant,) = wiring.special.variants
     assert variant.facts is not None
     assert variant.facts.local_bytes <= SPILLS_ALLOWED
-    assert "2 blocks on a multiprocessor instead of 3, since " in variant.why
+    assert re.search(r"; \d blocks on a multiprocessor instead of 8, since \d+ ", variant.why)
     assert str(variant).endswith(f"; {variant.facts}")
-    assert region.config.blocks == 3
+    assert region.config.blocks == 8
     # Code that was only looked at, and code that is loaded, do not wait in memory.
     assert not [key for key in wiring.special.built if key[-1] == "code"]
 
@@ -221,6 +229,7 @@ def test_addresses_decide_a_triton_kernel(launches: list[StepPlan]) -> None:
 
 
 @needs_compiler
+@pytest.mark.usefixtures("crowded")
 def test_what_the_tuner_found_is_not_changed(launches: list[StepPlan]) -> None:
     wiring, (region,) = laid("log_softmax(x)", "cuda", 2670, 50257, tune=1.0)
     steps_of(wiring, 0, region)
@@ -231,18 +240,20 @@ def test_what_the_tuner_found_is_not_changed(launches: list[StepPlan]) -> None:
 
 
 @needs_compiler
+@pytest.mark.usefixtures("crowded")
 def test_the_plan_says_what_a_target_needs() -> None:
     example = torch.empty(2670, 50257, dtype=torch.bfloat16, device="meta")
     plan = fusec.compile("log_softmax(x)").show("plan", example, target="sm_90")
-    assert re.search(r"sm_90 in CUDA C\+\+: \d+ registers, no spills\n", plan)
-    assert "2 blocks on a multiprocessor instead of 3" in plan
+    assert re.search(r"sm_90 in CUDA C\+\+: \d+ registers, (no spills|\d\d? bytes)", plan)
+    assert " blocks on a multiprocessor instead of 8, since " in plan
     plain = fusec.compile("x * 2").show("plan", target="sm_80")
     assert re.search(r"sm_80 in Triton: \d+ registers, no spills\n", plain)
     assert "registers" not in fusec.compile("x * 2").show("plan")
     assert "registers" not in fusec.compile("x * 2").show("plan", target="gfx942")
     # The machine code that is shown is the one that runs.
     function = fusec.compile("log_softmax(x)", backend="cuda")
-    assert "STL" not in function.show("sass", example, target="sm_90")
+    shown = function.show("sass", example, target="sm_90")
+    assert shown.count("STL") <= SPILLS_ALLOWED // 4
 
 
 @pytest.mark.gpu
