@@ -55,8 +55,8 @@ class Reductions(Place):
         kind, name = accumulator.accumulate, accumulator.lanes
         if accumulator.op.name == "mean":
             fma = "fma" if kind is F64 else "fmaf"
-            value = self.dialect.text(statement.value)
-            self.writer.assign(name, f"{fma}({value}, {_scale(kind)}, {name});")
+            text = self.dialect.text(statement.value)
+            self.writer.assign(name, f"{fma}({text}, {_scale(kind)}, {name});")
             return
         assert accumulator.op.combine is not None
         value = statement.value
