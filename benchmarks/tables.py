@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from fusec.cli.bench import significant
+from fusec.cli.suites import ways
 from fusec.cli.suites.declared import FEW_ROWS
 from fusec.cli.suites.systems import COMPILED
 
@@ -118,8 +119,18 @@ def quantities(content: Mapping[str, Any]) -> tuple[Quantity, ...]:
 
 def table(content: Mapping[str, Any]) -> str:
     """The tables of one result file, and under them how they were made."""
-    parts = [_one_table(content, quantity) for quantity in quantities(content)]
+    if content.get("suite") == "five-ways":
+        parts = [*(_ways_table(case) for case in content["cases"] if case["rows"]), ways.NOTE]
+    else:
+        parts = [_one_table(content, quantity) for quantity in quantities(content)]
     return "\n\n".join((*parts, *_made(content))) + "\n"
+
+
+def _ways_table(case: Case) -> str:
+    """The ways of one case; its name stands over the first column."""
+    head = (label(case), *ways.HEAD[1:])
+    lines = [_line(head), _line(["---", *("---:" for _ in head[1:])])]
+    return "\n".join((*lines, *(_line(cells) for cells in ways.table_rows(case))))
 
 
 def _one_table(content: Mapping[str, Any], quantity: Quantity) -> str:

@@ -174,7 +174,7 @@ class CompiledFunction:
         """Every kernel built so far, and why each one."""
         from fusec.runtime.specialize import Variant
 
-        recalled = (Variant(b.kernel, b.backend, b.key, b.why) for b in self._recalled.values())
+        recalled = (Variant(*built[1:]) for built in self._recalled.values())
         planned = (v for special in self._specials.values() for v in special.variants)
         return (*recalled, *planned)
 
@@ -302,7 +302,8 @@ class CompiledFunction:
         # Once there is a plan the next shape costs little, and a recipe would save nothing.
         place = None
         if self._recipes_left > 0:
-            place = recipe.key(self._formula, call.backend, call.device, call.key)
+            asked = self._backend
+            place = recipe.key(self._formula, asked, call.backend, call.device, call.key)
         if place is not None and not self._specials:
             found = self._recall(place, call.device)
             if found is not None:
@@ -352,8 +353,8 @@ class CompiledFunction:
         from fusec.runtime.specialize import kind_of
 
         found = [(step.binary, special.binaries[step.binary]) for step in plan.steps]
-        built = tuple(recipe.Built(name, v.kernel, v.backend, v.key, v.why) for name, v in found)
-        recipe.save(place, recipe.Recipe(plan, kind_of(arguments), built))
+        built = (recipe.Built(n, v.kernel, v.backend, v.key, v.why, v.facts) for n, v in found)
+        recipe.save(place, recipe.Recipe(plan, kind_of(arguments), tuple(built)))
 
     @without_collections()
     def _specialization(self, arguments: Sequence[Argument]) -> Specialization:

@@ -1,11 +1,12 @@
-"""Configs around a choice of ``schedule.py``, the nearest first: what the tuner tries.
+"""Configs around a choice of ``schedule.py``: the nearest first, which the tuner tries, and those
+that ask for fewer registers, for a kernel that spills.
 
 May import ``codegen.kernel``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from itertools import product
 
@@ -15,6 +16,9 @@ from fusec.codegen.schedule import STREAM_BLOCK, STREAM_ROW_BLOCK
 _FACTORS = (1.0, 0.5, 2.0, 0.25, 4.0)
 _MOST_WARPS = 32
 _LANES = 32
+# Bytes a thread may have in local memory: functions of the mathematics library keep tables of 40
+# bytes there, and as few spilled values cost nothing beside a row.
+SPILLS_ALLOWED = 40
 _LEAST_PER_LANE, _MOST_PER_LANE = 2, 128  # elements of a tile
 
 
@@ -74,3 +78,60 @@ def _is_sound(config: Config) -> bool:
         and fills
         and (config.block_rows * config.block_cols <= _MOST_PER_LANE * lanes)
     )
+
+
+# -- kernels that spill ---------------------------------------------------------------------------
+
+
+def unspilled(
+    config: Config, form: Form, backend: str, local_bytes: Callable[[Config], int]
+) -> tuple[Config, str | None]:
+    """The Config, or where its kernel spills the last of those after it that spill ever less; and
+    in words why it is not the one that the rules chose.
+
+    ``local_bytes``: what a thread of the kernel with a Config has in local memory.
+    """
+    best, first = config, local_bytes(config)
+    least = first
+    while least > SPILLS_ALLOWED:
+        other = relaxed(best, form, backend)
+        if other is None or (count := local_bytes(other)) >= least:
+            break
+        best, least = other, count
+    if best == config:
+        return config, None
+    change = ", ".join(_changes(config, best))
+    return best, f"{change}, since {first} bytes a thread spilled, and {least} do now"
+
+
+def relaxed(config: Config, form: Form, backend: str) -> Config | None:
+    """The next Config, in which a thread has more registers or less to hold; None after the last.
+
+    Programs share a row as before, so that what they leave for each other stays as it is.
+    """
+    if backend == "triton":
+        if config.registers:
+            return replace(config, registers=0)
+        other = replace(config, warps=2 * config.warps)
+        return other if _is_sound(other) else None
+    if config.blocks > 1:  # that many share the registers of a multiprocessor
+        return replace(config, blocks=max(1, config.blocks * 2 // 3))
+    if form is Form.ROWS:
+        return replace(config, keep=False) if config.keep else None
+    if config.vectors == 1:
+        return None
+    half = config.vectors // 2
+    if form is Form.FLAT:
+        return replace(config, vectors=half, block_cols=config.block_cols // config.vectors * half)
+    return replace(config, vectors=half, block_rows=config.block_rows // config.vectors * half)
+
+
+def _changes(before: Config, after: Config) -> Iterator[str]:
+    """What differs, in words."""
+    words = {"blocks": "blocks on a multiprocessor", "registers": "registers at most"}
+    for name in ("warps", "blocks", "registers", "vectors"):
+        old, new = getattr(before, name), getattr(after, name)
+        if old != new:
+            yield f"{new} {words.get(name, name)} instead of {old}"
+    if before.keep != after.keep:
+        yield "values computed again instead of kept"

@@ -165,6 +165,8 @@ __device__ T mean_scale(long long count) {
 JOINS: dict[str, str] = {
     "Sum": _JOINER.format(name="Sum", joined="static_cast<T>(a + b)"),
     "Product": _JOINER.format(name="Product", joined="static_cast<T>(a * b)"),
+    "WrappingSum": _JOINER.format(name="WrappingSum", joined="wrapping_add(a, b)"),
+    "WrappingProduct": _JOINER.format(name="WrappingProduct", joined="wrapping_mul(a, b)"),
     "Maximum": _JOINER.format(name="Maximum", joined="maximum(a, b)"),
     "Minimum": _JOINER.format(name="Minimum", joined="minimum(a, b)"),
     "across_lanes": _ACROSS_LANES,

@@ -117,6 +117,15 @@ __device__ T floor_divide(T a, T b) {
 }
 """
 
+_WRAPPING = """
+// a {symbol} b, which wraps: overflow is undefined for signed integers only.
+template <class T>
+__device__ T wrapping_{name}(T a, T b) {{
+  using Bits = unsigned long long;
+  return static_cast<T>(static_cast<Bits>(a) {symbol} static_cast<Bits>(b));
+}}
+"""
+
 _NEGATED = """
 // -x, which wraps.
 template <class T>
@@ -176,6 +185,9 @@ __device__ T integer_power(T a, T b) {
 """
 
 FUNCTIONS: dict[str, str] = {
+    "wrapping_add": _WRAPPING.format(name="add", symbol="+"),
+    "wrapping_sub": _WRAPPING.format(name="sub", symbol="-"),
+    "wrapping_mul": _WRAPPING.format(name="mul", symbol="*"),
     "maximum": _MAXIMUM,
     "minimum": _MINIMUM,
     "quick_divide": _QUICK_DIVIDE,

@@ -93,7 +93,7 @@ class Reductions(Place):
     def _finish(self, name: str, op_name: str, part: str, dtype: DType) -> None:
         """What the threads of a row have, combined; a mean is divided by the number of elements."""
         config = self.kernel.config
-        form = OPS[op_name].cuda.usual
+        form = OPS[op_name].cuda.pick(dtype)
         assert isinstance(form, Call)
         join, slots = form.name, f"{name}_slots"
         size = None

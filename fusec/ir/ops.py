@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import Enum
 from types import MappingProxyType
 from typing import Any, TypeAlias
@@ -224,16 +224,18 @@ def _infix(
 ) -> Op:
     """A binary operator that Python and C++ spell alike;
 
-    Bools multiply and add as ``&`` and ``|``.
+    Bools multiply and add as ``&`` and ``|``. Signed arithmetic that overflows is undefined in
+    CUDA C++, whose compilers cannot be told to wrap: there a function wraps.
     """
     boolean = {"add": Infix("|", _LOW), "mul": Infix("&", _LOW)}.get(name)
     both = Lowering(Infix(symbol, precedence), boolean=boolean)
+    wraps = Call(f"wrapping_{name}") if name in ("add", "sub", "mul") else None
     return _binary(
         name,
         doc,
         triton=both,
         cpp=both,
-        cuda=both,
+        cuda=replace(both, integer=wraps),
         rule=rule,
         sympy=sympy,
         symbol=symbol,
@@ -260,10 +262,12 @@ def _reduction(
     derivative: Derivative | None = None,
 ) -> Op:
     """``triton`` and ``cpp`` combine the lanes of a block, ``cuda`` names what joins the parts of
-    two threads; ``combine`` joins two values.
+    two threads (with ``Wrapping`` before it two integers, where they may overflow); ``combine``
+    joins two values.
     """
     block = Lowering(Template(triton)), Lowering(Template(cpp.format(name=name)))
-    lowerings = (*block, Lowering(Call(cuda)))
+    wraps = Call(f"Wrapping{cuda}") if combine in ("add", "mul") else None
+    lowerings = (*block, Lowering(Call(cuda), integer=wraps))
     return Op(
         name, doc, 1, Kind.REDUCTION, rule, torch, *lowerings, identity=identity, combine=combine,
         empty=empty, derivative=derivative,
@@ -339,7 +343,8 @@ _ROWS: tuple[Op, ...] = (
     # Triton before 3.7 compiles -x as 0 - x, which loses the sign of zero.
     _unary("neg", "minus the value", rule=Rule.PROMOTE, costly=False, symbol="-",
            triton=Lowering(Suffix("* -1.0", 12), integer=Prefix("-")), cpp=Prefix("-"),
-           cuda=Prefix("-"), derivative=lambda o, g, y, x: (-g,)),
+           cuda=Lowering(Prefix("-"), integer=Call("negated")),
+           derivative=lambda o, g, y, x: (-g,)),
     _unary("abs", "absolute value", rule=Rule.PROMOTE, triton=Call("tl.abs"), sympy="Abs",
            cuda=Lowering(Call("fabsf"), double=Call("fabs"), integer=Call("absolute")),
            costly=False, derivative=lambda o, g, y, x: (g * o.sign(x),)),

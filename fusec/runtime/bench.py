@@ -22,6 +22,8 @@ from fusec.runtime.timing import Timing, count_kernels, first_call, host_in_turn
 if TYPE_CHECKING:
     import torch
 
+    from fusec.runtime.prepared import CallPlan
+
 COPY = "copy"
 _LAUNCHER_TIMEOUT = 60.0  # seconds
 
@@ -174,6 +176,16 @@ def fewest_bytes(values: Sequence[object]) -> int:
             pairs = zip(value.shape, value.stride(), strict=True)
             total += value.element_size() * math.prod(n for n, step in pairs if step or not n)
     return total
+
+
+def operand_bytes(plan: CallPlan, inputs: Sequence[object]) -> int:
+    """Bytes of the operands of every launch of a call on ``inputs``, each once for a launch."""
+    import torch
+
+    sizes = [fewest_bytes([value]) for value in inputs]
+    for buffer in (*plan.outputs, *plan.temporaries):
+        sizes.append(math.prod(buffer.shape) * getattr(torch, buffer.dtype).itemsize)
+    return sum(sizes[position] for step in plan.steps for _, position in step.pointers)
 
 
 def largest_error(outputs: object, expected: object) -> float:

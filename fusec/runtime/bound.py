@@ -14,7 +14,7 @@ from fusec.runtime.arguments import Call, run
 from fusec.runtime.prepared import made
 
 if TYPE_CHECKING:
-    from fusec.runtime.prepared import Prepared
+    from fusec.runtime.prepared import CallPlan, Prepared
 
 
 class BoundCall:
@@ -31,6 +31,11 @@ class BoundCall:
         self._fast: Any = None
         if not prepared.reference and not call.numpy:
             launcher.request()
+
+    @property
+    def plan(self) -> CallPlan | None:
+        """The launches as data; None where the reference or an interpreter runs the call."""
+        return self._prepared.plan
 
     def __call__(self, *values: Any) -> Any:
         """The result for ``values``, which must be like the ones bound.

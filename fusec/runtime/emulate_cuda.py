@@ -64,7 +64,8 @@ inline void receive(unsigned long long& barrier) {
     "quick_divide": "\ninline float quick_divide(float a, float b) { return a / b; }\n",
 }
 _SHARED = re.compile(r"__shared__ ([\w ]+) (\w+)((?:\[[^\]]+\])*);")
-_FLAGS = ("-O1", "-fno-openmp", "-w")
+# Signed overflow stays undefined, as it is for nvcc and NVRTC.
+_FLAGS = ("-O1", "-fno-openmp", "-fno-wrapv", "-w")
 _CTYPES = {
     "float": ctypes.c_float,
     "double": ctypes.c_double,

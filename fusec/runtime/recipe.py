@@ -3,8 +3,8 @@
 A recipe is a :class:`~fusec.runtime.prepared.CallPlan` with the variants behind it, in the cache
 under everything that decides it: the formula and its options, the key of the call, the state of
 fusec's sources, the versions below, the device or compiler, the settings. What does not fit, or
-names a kernel that is gone, counts as absent. May import ``settings``, ``runtime.cache`` and
-``runtime.prepared``, and the builders inside functions.
+names a kernel that is gone, counts as absent. May import ``settings``, ``runtime.cache``,
+``runtime.cubin`` and ``runtime.prepared``, and the builders inside functions.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fusec import settings
 from fusec.runtime.cache import checkout, default_store, digest
+from fusec.runtime.cubin import Facts
 from fusec.runtime.prepared import BufferPlan, CallPlan, StepPlan
 
 if TYPE_CHECKING:
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 LIMIT = 16  # recipes that one function of one process writes
 _FILE = "recipe.json"
+_KEPT = {("cpp", "cpu"), ("triton", "cuda"), ("cuda", "cuda")}  # what no interpreter runs
 # Settings that change neither a kernel nor how it is launched.
 _INDIFFERENT: dict[str, Any] = {"cache_dir": None, "no_launcher": False}
 
@@ -37,6 +39,7 @@ class Built(NamedTuple):
     backend: str
     key: str
     why: str
+    facts: Facts | None = None
 
 
 class Recipe(NamedTuple):
@@ -53,21 +56,27 @@ def usable() -> bool:
     return not now.debug and now.dump is None and not now.no_cache
 
 
-def key(formula: Formula, backend: str, device: torch.device, call: object) -> str | None:
-    """Where the recipe of a call belongs; None when it belongs nowhere."""
-    machine = _cpp_machine if backend == "cpp" else _cuda_machine
-    if backend not in ("cpp", "triton") or (backend == "triton") != (device.type == "cuda"):
+def key(
+    formula: Formula, asked: str, backend: str, device: torch.device, call: object
+) -> str | None:
+    """Where the recipe of a call belongs; None when it belongs nowhere.
+
+    ``asked`` is the backend that the caller named: where that is ``auto``, Triton's place may be
+    taken by CUDA C++.
+    """
+    if (backend, device.type) not in _KEPT or not usable() or not formula.keepable():
         return None
-    if not usable() or not formula.keepable():
-        return None
-    below = machine(device)
+    if backend == "cpp":
+        below = _cpp_machine()
+    else:
+        below = _cuda_machine(device, formula.build if asked != "triton" else None)
     if below is None:
         return None
     return digest(
         {
             "kind": "recipe",
             **formula.identity(),
-            "backend": backend,
+            "backend": f"{backend}, asked for {asked}",
             "call": repr(call),
             "settings": repr(settings.get()._replace(**_INDIFFERENT)),
             **below,
@@ -105,7 +114,12 @@ def _recipe(data: Sequence[Any]) -> Recipe:
         tuple(BufferPlan(tuple(p), tuple(s), t) for p, s, t in temporaries),
         tuple(StepPlan(*map(_frozen, step)) for step in steps),
     )
-    return Recipe(plan, kind, tuple(Built(*b) for b in built))
+    return Recipe(plan, kind, tuple(map(_built, built)))
+
+
+def _built(data: Sequence[Any]) -> Built:
+    binary, kernel, backend, key, why, facts = data
+    return Built(binary, kernel, backend, key, why, None if facts is None else Facts(*facts))
 
 
 def _frozen(value: Any) -> Any:
@@ -113,7 +127,7 @@ def _frozen(value: Any) -> Any:
     return tuple(map(_frozen, value)) if isinstance(value, list) else value
 
 
-def _cpp_machine(device: torch.device) -> Mapping[str, str] | None:
+def _cpp_machine() -> Mapping[str, str] | None:
     import torch
 
     from fusec.runtime.build_cpp import builder_identity
@@ -122,8 +136,14 @@ def _cpp_machine(device: torch.device) -> Mapping[str, str] | None:
     return None if builder is None else {"torch": torch.__version__, **builder}
 
 
-def _cuda_machine(device: torch.device) -> Mapping[str, str]:
-    return _cuda_facts(device.index or 0)
+def _cuda_machine(device: torch.device, build: str | None) -> Mapping[str, str]:
+    """The device, and with ``build`` what compiles CUDA C++ there."""
+    facts = _cuda_facts(device.index or 0)
+    if build is None:
+        return facts
+    from fusec.runtime.build_cuda import find_compiler
+
+    return {**facts, "compiler": repr(find_compiler(build))}
 
 
 @functools.cache

@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
+from fusec.codegen.candidates import unspilled
 from fusec.codegen.cpp import print_cpp
 from fusec.codegen.describe import describe
-from fusec.codegen.kernel import Kernel
+from fusec.codegen.kernel import Config, Kernel
 from fusec.codegen.schedule_cuda import CLUSTERS_SINCE
 from fusec.errors import DTypeError, UnknownNameError, UnsupportedError, did_you_mean
 from fusec.frontend.resolve_names import index_names
 from fusec.ir.dtypes import BOOL, F32, F64, I64, by_torch_name
 from fusec.ir.text import print_graph
 from fusec.passes.formula import formula_text
+from fusec.runtime.build_triton import Target
+from fusec.runtime.codes import Code, code_of
 from fusec.runtime.formula import Formula
 from fusec.runtime.show_gradient import GradientView
 from fusec.runtime.specialize import (
@@ -22,6 +26,7 @@ from fusec.runtime.specialize import (
     LaidOut,
     Specialization,
     contiguous,
+    form_of,
     kernel_of,
     lay_out_all,
     parts_of,
@@ -30,7 +35,7 @@ from fusec.runtime.traced_formula import TracedFormula
 
 if TYPE_CHECKING:
     from fusec.ir.node import Dim
-    from fusec.runtime.build_triton import Target, TritonBinary
+    from fusec.runtime.build_triton import TritonBinary
 
 STAGES = (
     "formula",
@@ -49,6 +54,7 @@ STAGES = (
     "sass",
     "amdgcn",
 )
+LANGUAGES = {"triton": "Triton", "cuda": "CUDA C++", "cpp": "C++"}
 DEFAULT_LENGTH = 4096
 _DEFAULT_TARGET = "sm_90"
 
@@ -65,14 +71,20 @@ class View:
         self.sizes: dict[Dim, int] = special.sizes(arguments)
 
     def kernels(
-        self, backend: str, target: Target | None = None, plain: bool = False
+        self,
+        backend: str,
+        target: Target | None = None,
+        plain: bool = False,
+        built: bool = False,
     ) -> list[tuple[LaidOut, Kernel]]:
         """Every region lowered for ``backend`` (and where that matters, a GPU); ``plain`` without
-        fast forms, which are CUDA's.
+        fast forms, which are CUDA's; ``built`` as it is after a look at its machine code.
         """
         found: list[tuple[LaidOut, Kernel]] = []
         special, every = self.laid_out(backend, target)
         for laid in every:
+            if built and target is not None and target.backend == "cuda":
+                laid = self.settled(special, laid, target)[0]
             kernels = [kernel_of(special, laid, part, plain) for part in parts_of(laid)]
             found.extend((laid, kernel) for kernel in kernels)
         return found
@@ -89,13 +101,39 @@ class View:
         )  # fmt: skip
         return special, every
 
+    def settled(
+        self, special: Specialization, laid: LaidOut, target: Target
+    ) -> tuple[LaidOut, list[Code]]:
+        """The region as it runs on ``target``, where what spills gives way, and its kernels."""
+        tried: dict[Config, list[Code]] = {}
+
+        def local_bytes(config: Config) -> int:
+            tried[config] = self.codes(special, replace(laid, config=config), target)
+            return max(code.facts.local_bytes if code.facts else 0 for code in tried[config])
+
+        form = form_of(laid.region, laid.arrangement)
+        config, why = unspilled(laid.config, form, laid.backend, local_bytes)
+        return replace(laid, config=config, relaxed=why), tried[config]
+
+    def codes(self, special: Specialization, laid: LaidOut, target: Target) -> list[Code]:
+        """The kernels of a region built for ``target``, as if all addresses were aligned."""
+        found = []
+        for part in parts_of(laid):
+            kernel = kernel_of(special, laid, part)
+            sizes = [laid.number(size.source, self.sizes) for size in kernel.sizes]
+            near = frozenset(pointer.name for pointer in kernel.pointers)
+            found.append(code_of(self.formula, kernel, laid.backend, target, sizes, near))
+        return found
+
     def binaries(self, target: Target) -> list[TritonBinary]:
         """Every region compiled by Triton for ``target``, as if all addresses were aligned."""
         from fusec.runtime.build_triton import compile_triton
         from fusec.runtime.program import triton_program
 
         found = []
-        for laid, kernel in self.kernels("triton", plain=target.backend == "hip"):
+        for laid, kernel in self.kernels(
+            "triton", target, plain=target.backend == "hip", built=True
+        ):
             numbers = [laid.number(s.source, self.sizes) for s in kernel.sizes]
             pointers = frozenset(p.name for p in kernel.pointers)
             program = triton_program(kernel, numbers, pointers, self.formula.numerics)
@@ -174,7 +212,7 @@ def _stage(view: View, stage: str, target: str | None, backend: str) -> str:
         case "graph":
             return print_graph(special.plan.graph)
         case "plan":
-            return _plan(view, backend)
+            return _plan(view, backend, target)
         case "kernel":
             printed = backend if backend in ("cuda", "cpp") else "triton"
             return "\n".join(describe(kernel) for _, kernel in view.kernels(printed))
@@ -192,7 +230,6 @@ def _source(view: View, language: str, target: str | None) -> str:
         from fusec.codegen.triton import print_triton
 
         return "\n\n".join(print_triton(kernel) for _, kernel in view.kernels("triton"))
-    from fusec.runtime.build_triton import Target
     from fusec.runtime.cuda_host import program_source, sources_of
 
     kernels = view.kernels("cuda", Target.parse(target) if target else None)
@@ -211,9 +248,12 @@ def _formula(formula: Formula, special: Specialization) -> str:
     return f"{text}\n\n{latex(special.plan.graph)}\n"
 
 
-def _plan(view: View, backend: str) -> str:
+def _plan(view: View, backend: str, target: str | None) -> str:
+    """The regions and why they are so; with a target, what their kernels need there."""
     lines = []
-    special, every = view.laid_out("triton", automatic=backend == "auto")
+    chosen = Target.parse(target) if target else None
+    language = "cuda" if backend == "cuda" else "triton"
+    special, every = view.laid_out(language, chosen, automatic=backend == "auto")
     for (region, accesses), laid in zip(special.regions, every, strict=True):
         space = ", ".join(map(str, region.space))
         lines.append(f"{region.name}: {region.kind} over [{space}]")
@@ -225,13 +265,25 @@ def _plan(view: View, backend: str) -> str:
         lines.append(f"  {region.reason}")
         if laid.reason is not None:
             lines.append(f"  CUDA C++ on a GPU: {laid.reason}")
+        if chosen is not None and chosen.backend == "cuda" and backend != "cpp":
+            lines += _needs(view, special, laid, chosen)
+        built = [v for v in special.variants if v.facts and v.kernel.startswith(region.name)]
+        lines += [f"  built in {LANGUAGES[v.backend]}: {v.facts}" for v in built]
     return "\n".join(lines) + "\n"
+
+
+def _needs(view: View, special: Specialization, laid: LaidOut, target: Target) -> list[str]:
+    """What a thread of each kernel of a region needs, built for ``target``."""
+    laid, codes = view.settled(special, laid, target)
+    where = f"{target} in {LANGUAGES[laid.backend]}"
+    said = [f"  {where}: {code.facts or 'facts of an unknown form'}" for code in codes]
+    return [*said, f"  {laid.relaxed}"] if laid.relaxed else said
 
 
 def _compiled_cuda(view: View, stage: str, target: str | None) -> str:
     from fusec.codegen.cuda import print_cuda
     from fusec.runtime.build_cuda import compile_cuda
-    from fusec.runtime.build_triton import Target, sass
+    from fusec.runtime.build_triton import sass
 
     if stage not in ("ptx", "sass"):
         raise UnsupportedError(
@@ -241,7 +293,7 @@ def _compiled_cuda(view: View, stage: str, target: str | None) -> str:
     chosen = Target.parse(target or _present_target())
     fast = view.formula.numerics == "fast"
     texts = []
-    for _, kernel in view.kernels("cuda", chosen):
+    for _, kernel in view.kernels("cuda", chosen, built=True):
         form = "ptx" if stage == "ptx" else "cubin"
         binary = compile_cuda(print_cuda(kernel), kernel.name, chosen, fast, form)
         texts.append(binary.decode(errors="replace") if stage == "ptx" else sass(binary))
@@ -249,7 +301,7 @@ def _compiled_cuda(view: View, stage: str, target: str | None) -> str:
 
 
 def _compiled(view: View, stage: str, target: str | None) -> str:
-    from fusec.runtime.build_triton import Target, sass
+    from fusec.runtime.build_triton import sass
 
     chosen = Target.parse(target or _present_target())
     texts = []

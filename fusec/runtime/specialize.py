@@ -29,6 +29,7 @@ from fusec.passes.float8 import overflow_to_nan
 from fusec.passes.fuse import Plan, Region, plan
 from fusec.passes.pipeline import dump_directory
 from fusec.passes.pipeline import run as run_passes
+from fusec.runtime.cubin import Facts
 from fusec.runtime.formula import Formula
 from fusec.runtime.recipe import Built
 
@@ -53,16 +54,19 @@ class Argument:
 class Variant:
     """One kernel that has been built:
 
-    Its name, what it was built for, and why that needed a kernel of its own.
+    Its name, what it was built for, why that needed a kernel of its own, and of a GPU's kernel the
+    registers and the local memory of a thread.
     """
 
     kernel: str
     backend: str
     key: str
     why: str
+    facts: Facts | None = None
 
     def __str__(self) -> str:
-        return f"{self.kernel} [{self.backend}] {self.key}: {self.why}"
+        facts = "" if self.facts is None else f"; {self.facts}"
+        return f"{self.kernel} [{self.backend}] {self.key}: {self.why}{facts}"
 
 
 @dataclass(slots=True)
@@ -196,6 +200,7 @@ class LaidOut:
     config: Config
     backend: str
     reason: str | None = None  # why CUDA C++ was chosen, where the choice was free
+    relaxed: str | None = None  # why the Config is not the one that the rules chose
 
     def number(self, source: tuple[str | int, ...], sizes: dict[Dim, int]) -> int:
         """The value of a size or stride parameter in this call."""

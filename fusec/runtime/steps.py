@@ -8,12 +8,13 @@ from __future__ import annotations
 import sys
 import time
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from fusec import settings
+from fusec.codegen.candidates import unspilled
 from fusec.codegen.cpp import packed_entry, parameters, print_cpp
-from fusec.codegen.kernel import Kernel, Pointer
+from fusec.codegen.kernel import Config, Kernel, Pointer
 from fusec.codegen.schedule_cuda import CLUSTERS_SINCE
 from fusec.ir.dtypes import DType
 from fusec.ir.node import Dim
@@ -24,6 +25,7 @@ from fusec.runtime.specialize import (
     LaidOut,
     Specialization,
     Variant,
+    form_of,
     grid_of,
     kernel_of,
     parts_of,
@@ -32,7 +34,7 @@ from fusec.runtime.specialize import (
 if TYPE_CHECKING:
     import torch
 
-    from fusec.runtime.build_triton import TritonBinary, TritonProgram
+    from fusec.runtime.codes import Code
 
 VARIANT_LIMIT = 64
 SERIAL_ELEMENTS = 32768  # below this many positions one thread is faster than two
@@ -72,14 +74,14 @@ class Wiring:
 
 def steps_of(wiring: Wiring, position: int, laid: LaidOut) -> list[Step]:
     """The launches of one region, with kernels built if this class of layouts is new."""
+    laid = _settled(wiring, position, laid)
     return [_step(wiring, position, laid, part) for part in parts_of(laid)]
 
 
 def _step(wiring: Wiring, position: int, laid: LaidOut, part: int) -> Step:
-    special, backend = wiring.special, laid.backend
-    key = (position, part, laid.arrangement.layout, laid.config, backend)
-    kernel: Kernel = _once.get(special.built, key, lambda: kernel_of(special, laid, part))
-    sizes = [laid.number(s.source, wiring.sizes) for s in kernel.sizes]
+    special, backend, device = wiring.special, laid.backend, wiring.device
+    kernel = _kernel(special, position, laid, part)
+    sizes = _sizes(wiring, laid, kernel)
     inputs = special.formula.inputs
     first = len(kernel.pointers)
     plan = StepPlan(
@@ -96,16 +98,15 @@ def _step(wiring: Wiring, position: int, laid: LaidOut, part: int) -> Step:
     )
     rows, cols = laid.arrangement.rows, laid.arrangement.cols
     if backend == "cpp":
-        binary = _cpp_library(special, kernel, key)
+        binary = _cpp_library(special, kernel, _key(position, laid, part))
         types = tuple(kind for _, kind in parameters(kernel))
         serial = rows * cols < SERIAL_ELEMENTS
-        return step_of(plan._replace(binary=binary, types=types, serial=serial), wiring.device)
-    if backend == "cuda":
-        plan = plan._replace(grid=grid_of(kernel, rows, cols))
-        return _cuda_step(special, kernel, key, plan, wiring.device, laid.reason)
-    near = frozenset(p.name for p in kernel.pointers if wiring.is_aligned(p))
+        return step_of(plan._replace(binary=binary, types=types, serial=serial), device)
     plan = plan._replace(grid=grid_of(kernel, rows, cols))
-    return _triton_step(special, kernel, key, plan, near, wiring.device)
+    if device.type == "cpu":
+        look = _emulated_step if backend == "cuda" else _interpreted_step
+        return look(wiring, kernel, _key(position, laid, part), plan)
+    return _gpu_step(wiring, position, laid, part, plan)
 
 
 def capability_of(device: torch.device) -> int:
@@ -190,49 +191,144 @@ def _report(special: Specialization, name: str, source: str, seconds: float) -> 
         (special.dump / name).write_text(source, encoding="utf-8")
 
 
-def _triton_step(
-    special: Specialization,
-    kernel: Kernel,
-    key: tuple[object, ...],
-    plan: StepPlan,
-    aligned: frozenset[str],
-    device: torch.device,
-) -> Step:
-    from fusec.runtime.program import triton_program
-
-    sizes = plan.values[len(kernel.pointers) + len(kernel.numbers) :]
-    program = triton_program(kernel, sizes, aligned, special.formula.numerics)
-    if device.type == "cpu":
-        return _interpreted_step(special, kernel, key, plan, program)
+def _gpu_step(wiring: Wiring, position: int, laid: LaidOut, part: int, plan: StepPlan) -> Step:
+    """A launch of a Triton or CUDA C++ kernel on a GPU."""
+    special, device = wiring.special, wiring.device
+    key = _code_key(wiring, position, laid, part)
 
     def make() -> StepPlan:
-        binary = _triton_binary(special, kernel, program, device)
+        code = _code(wiring, position, laid, part)
+        _note_code(special, laid, _kernel(special, position, laid, part), code)
         built = plan._replace(
-            binary=binary.key,
-            types=program.parameter_types(),
-            block=binary.num_threads,
-            shared=binary.shared,
+            binary=code.key,
+            types=code.types,
+            block=code.threads,
+            shared=code.shared,
+            cluster=laid.config.cluster,
         )
-        step_of(built, device, binary.binary)  # loads it, so that the binary can be forgotten
+        step_of(built, device, code.binary)  # loads it, so that the binary can be forgotten
+        special.built.pop((*key, "code"), None)
         return built
 
-    built: StepPlan = _once.get(
-        special.built,
-        (*key, program.divisible_by_16, program.divisible_by_8, device.index, "binary"),
-        make,
-    )
+    built: StepPlan = _once.get(special.built, (*key, "binary"), make)
     return step_of(built._replace(values=plan.values, grid=plan.grid), device)
 
 
-def _interpreted_step(
-    special: Specialization,
-    kernel: Kernel,
-    key: tuple[object, ...],
-    plan: StepPlan,
-    program: TritonProgram,
-) -> Step:
-    from fusec.runtime.interpret import run_interpreted
+def _key(position: int, laid: LaidOut, part: int) -> tuple[object, ...]:
+    """All that decides a kernel."""
+    return (position, part, laid.arrangement.layout, laid.config, laid.backend)
 
+
+def _kernel(special: Specialization, position: int, laid: LaidOut, part: int) -> Kernel:
+    key = _key(position, laid, part)
+    kernel: Kernel = _once.get(special.built, key, lambda: kernel_of(special, laid, part))
+    return kernel
+
+
+def _sizes(wiring: Wiring, laid: LaidOut, kernel: Kernel) -> list[int]:
+    return [laid.number(size.source, wiring.sizes) for size in kernel.sizes]
+
+
+def _near(wiring: Wiring, kernel: Kernel) -> frozenset[str]:
+    return frozenset(p.name for p in kernel.pointers if wiring.is_aligned(p))
+
+
+def _code_key(wiring: Wiring, position: int, laid: LaidOut, part: int) -> tuple[object, ...]:
+    """All that decides the machine code of a kernel."""
+    key = (*_key(position, laid, part), wiring.device.index)
+    if laid.backend == "cuda":
+        return key
+    from fusec.runtime.program import divisible
+
+    kernel = _kernel(wiring.special, position, laid, part)
+    sizes = _sizes(wiring, laid, kernel)
+    by_16, by_8 = divisible(kernel, sizes, 16), divisible(kernel, sizes, 8)
+    return (*key, by_16 | _near(wiring, kernel), by_8 - by_16)
+
+
+def _code(wiring: Wiring, position: int, laid: LaidOut, part: int) -> Code:
+    """The machine code, which waits in memory until it is loaded."""
+    special = wiring.special
+
+    def build() -> Code:
+        from fusec.runtime.build_triton import Target
+        from fusec.runtime.codes import code_of
+
+        kernel = _kernel(special, position, laid, part)
+        target = Target.parse(f"sm_{capability_of(wiring.device)}")
+        sizes, near = _sizes(wiring, laid, kernel), _near(wiring, kernel)
+        return code_of(special.formula, kernel, laid.backend, target, sizes, near)
+
+    key = (*_code_key(wiring, position, laid, part), "code")
+    code: Code = _once.get(special.built, key, build)
+    return code
+
+
+def _settled(wiring: Wiring, position: int, laid: LaidOut) -> LaidOut:
+    """The region with a Config whose kernels do not spill, as ``candidates.unspilled`` decides.
+
+    Found once for each class of layouts; the cache on disk has every kernel that it looks at. What
+    the tuner tries or has found stays as it is: that was measured.
+    """
+    special, device = wiring.special, wiring.device
+    if device.type != "cuda" or laid.backend == "cpp" or special.formula.tune:
+        return laid
+
+    def local_bytes(config: Config) -> int:
+        tried = replace(laid, config=config)
+        codes = [_code(wiring, position, tried, part) for part in parts_of(tried)]
+        return max(code.facts.local_bytes if code.facts else 0 for code in codes)
+
+    def find() -> tuple[Config, str | None]:
+        tried: list[Config] = []
+
+        def note(config: Config) -> int:
+            tried.append(config)
+            return local_bytes(config)
+
+        form = form_of(laid.region, laid.arrangement)
+        config, why = unspilled(laid.config, form, laid.backend, note)
+        for other in tried:
+            _forget_codes(wiring, position, replace(laid, config=other), keep=other == config)
+        return config, why
+
+    key = (_code_key(wiring, position, laid, parts_of(laid)[0]), "settled")
+    config, why = _once.get(special.built, key, find)
+    return replace(laid, config=config, relaxed=why)
+
+
+def _forget_codes(wiring: Wiring, position: int, laid: LaidOut, keep: bool) -> None:
+    for part in () if keep else parts_of(laid):
+        wiring.special.built.pop((*_code_key(wiring, position, laid, part), "code"), None)
+
+
+def _note_code(special: Specialization, laid: LaidOut, kernel: Kernel, code: Code) -> None:
+    """List a kernel that was built for a GPU, and why it is as it is."""
+    config = kernel.config
+    why = f"layout {_layout_text(kernel)}; "
+    if laid.backend == "cuda":
+        why += f"{config.threads} threads, {config.lanes} lanes, {config.vectors} vectors, "
+        why += f"{config.block_rows} rows a block, cluster {config.cluster}"
+        why += f"; chosen because {laid.reason}" if laid.reason else ""
+    else:
+        why += f"block {config.block_rows} x {config.block_cols}; multiples of 16: {code.even}"
+    why += f"; {laid.relaxed}" if laid.relaxed else ""
+    described = _describe(special, kernel)
+    note_variant(special, Variant(kernel.name, laid.backend, described, why, code.facts), code.key)
+    suffix = {"cuda": "cu", "triton": "py"}[laid.backend]
+    _report(special, f"{kernel.name}.{suffix}", code.source, code.seconds)
+
+
+def _interpreted_step(
+    wiring: Wiring, kernel: Kernel, key: tuple[object, ...], plan: StepPlan
+) -> Step:
+    """A launch of a Triton kernel in Triton's interpreter."""
+    from fusec.runtime.interpret import run_interpreted
+    from fusec.runtime.program import triton_program
+
+    special = wiring.special
+    sizes = plan.values[len(kernel.pointers) + len(kernel.numbers) :]
+    program = triton_program(kernel, sizes, _near(wiring, kernel), special.formula.numerics)
     kept = (*key, "interpreted")
     if kept not in special.built:
         special.built[kept] = True
@@ -247,62 +343,17 @@ def _interpreted_step(
     )
 
 
-def _triton_binary(
-    special: Specialization, kernel: Kernel, program: TritonProgram, device: torch.device
-) -> TritonBinary:
-    import torch
-
-    from fusec.runtime.build_triton import Target, compile_triton
-
-    started = time.perf_counter()
-    major, minor = torch.cuda.get_device_capability(device)
-    binary = compile_triton(program, Target.parse(f"sm_{major}{minor}"))
-    even = ", ".join(sorted(program.divisible_by_16)) or "nothing"
-    config = kernel.config
-    why = f"layout {_layout_text(kernel)}; block {config.block_rows} x {config.block_cols}; "
-    why += f"multiples of 16: {even}"
-    variant = Variant(kernel.name, "triton", _describe(special, kernel), why)
-    note_variant(special, variant, binary.key)
-    _report(special, f"{kernel.name}.py", program.source, time.perf_counter() - started)
-    if settings.get().debug >= 5:
-        sys.stderr.write(str(binary.stages["ptx"]))
-    return binary
-
-
-def _cuda_step(
-    special: Specialization,
-    kernel: Kernel,
-    key: tuple[object, ...],
-    plan: StepPlan,
-    device: torch.device,
-    reason: str | None,
-) -> Step:
-    """A launch of a CUDA C++ kernel; on CPU tensors it is emulated."""
-    from fusec.runtime.program import launch_types
-
-    if device.type == "cpu":
-        run = _once.get(special.built, (*key, "emulated"), lambda: _emulated(special, kernel))
-        blocks = plan.grid[0]
-        return Step(
-            lambda arguments: run(blocks, arguments),
-            list(plan.values),
-            plan.pointers,
-            plan.conversions(),
-        )
-
-    def make() -> StepPlan:
-        binary, code = _cuda_binary(special, kernel, device, reason)
-        built = plan._replace(
-            binary=binary,
-            types=tuple(launch_types(kernel)),
-            block=kernel.config.threads,
-            cluster=kernel.config.cluster,
-        )
-        step_of(built, device, code)  # loads it, so that the binary can be forgotten
-        return built
-
-    built: StepPlan = _once.get(special.built, (*key, device.index, "binary"), make)
-    return step_of(built._replace(values=plan.values, grid=plan.grid), device)
+def _emulated_step(wiring: Wiring, kernel: Kernel, key: tuple[object, ...], plan: StepPlan) -> Step:
+    """A launch of a CUDA C++ kernel, emulated."""
+    special = wiring.special
+    run = _once.get(special.built, (*key, "emulated"), lambda: _emulated(special, kernel))
+    blocks = plan.grid[0]
+    return Step(
+        lambda arguments: run(blocks, arguments),
+        list(plan.values),
+        plan.pointers,
+        plan.conversions(),
+    )
 
 
 def _emulated(special: Specialization, kernel: Kernel) -> Any:
@@ -313,24 +364,3 @@ def _emulated(special: Specialization, kernel: Kernel) -> Any:
     variant = Variant(kernel.name, where, _describe(special, kernel), _layout_text(kernel))
     note_variant(special, variant, "")
     return run
-
-
-def _cuda_binary(
-    special: Specialization, kernel: Kernel, device: torch.device, reason: str | None
-) -> tuple[str, bytes]:
-    """The key and the content of the built kernel."""
-    from fusec.codegen.cuda import print_cuda
-    from fusec.runtime.build_cuda import build_cuda
-    from fusec.runtime.build_triton import Target
-
-    started = time.perf_counter()
-    source, config, formula = print_cuda(kernel), kernel.config, special.formula
-    target = Target.parse(f"sm_{capability_of(device)}")
-    fast = formula.numerics == "fast"
-    binary, code = build_cuda(source, kernel.name, target, fast, build=formula.build)
-    why = f"layout {_layout_text(kernel)}; {config.threads} threads, {config.lanes} lanes, "
-    why += f"{config.vectors} vectors, {config.block_rows} rows a block, cluster {config.cluster}"
-    why += f"; chosen because {reason}" if reason else ""
-    note_variant(special, Variant(kernel.name, "cuda", _describe(special, kernel), why), binary)
-    _report(special, f"{kernel.name}.cu", source, time.perf_counter() - started)
-    return binary, code

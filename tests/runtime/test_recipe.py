@@ -5,6 +5,8 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +14,9 @@ import torch
 import fusec
 from fusec import settings
 from fusec.errors import DTypeError, ShapeError, UnknownNameError
-from fusec.runtime import build_cpp, prepared, recipe
+from fusec.runtime import build_cpp, build_cuda, driver, prepared, recipe
 from fusec.runtime.build_cpp import find_compiler
+from fusec.runtime.build_cuda import CudaCompiler
 from fusec.runtime.cache import MANIFEST, default_store
 
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
@@ -247,3 +250,105 @@ print(*sorted(m for m in sys.modules if m.startswith('fusec.') or m in ('lark', 
     assert "fusec.runtime.prepared" in loaded
     for heavy in ("lark", "triton", "fusec.ir", "fusec.passes", "fusec.frontend", "fusec.codegen"):
         assert heavy not in loaded
+
+
+# -- GPU kernels ----------------------------------------------------------------------------------
+
+GPU = torch.device("cuda", 0)
+
+
+@pytest.fixture
+def gpu_facts(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU that says what it is, and a compiler for it."""
+    facts = SimpleNamespace(
+        name="GPU", major=9, minor=0, multi_processor_count=132, total_memory=1 << 37
+    )
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda index: facts)
+    monkeypatch.setattr(build_cuda, "find_compiler", lambda build: CudaCompiler(build, "/x", "1"))
+    recipe._cuda_facts.cache_clear()
+
+
+def place(asked: str, backend: str, device: torch.device = GPU, build: str = "auto") -> str | None:
+    return recipe.key(fusec.compile("x", build=build)._formula, asked, backend, device, "call")
+
+
+@pytest.mark.usefixtures("gpu_facts")
+def test_what_was_asked_for_decides_a_recipe() -> None:
+    """``auto`` may choose CUDA C++, which ``triton`` must not be given."""
+    kept = [place("auto", "triton"), place("triton", "triton"), place("cuda", "cuda")]
+    kept += [place("cuda", "cuda", build="nvcc"), place("cuda", "cuda", build="nvrtc")]
+    assert None not in kept
+    assert len(set(kept)) == len(kept)
+    assert kept[0] == place("auto", "triton")
+
+
+@pytest.mark.usefixtures("gpu_facts")
+def test_another_cuda_compiler_makes_another_recipe(monkeypatch: pytest.MonkeyPatch) -> None:
+    before = {asked: place(asked, "triton") for asked in ("auto", "triton")}
+    monkeypatch.setattr(build_cuda, "find_compiler", lambda build: None)
+    assert place("triton", "triton") == before["triton"]
+    assert place("auto", "triton") not in (None, before["auto"])
+
+
+@pytest.mark.usefixtures("gpu_facts")
+def test_what_is_interpreted_or_evaluated_is_not_kept() -> None:
+    cpu = torch.device("cpu")
+    for asked, backend, device in (
+        ("cuda", "cuda", cpu), ("triton", "triton", cpu), ("torch", "torch", GPU),
+    ):  # fmt: skip
+        assert place(asked, backend, device) is None
+
+
+def test_a_cuda_kernel_comes_back_as_it_was(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    step = prepared.StepPlan(
+        "cuda", "ab" * 32, "softmax_kernel", ("*bf16", "*bf16", "i32"), (0, 0, 64),
+        ((0, 0), (1, 1)), (), grid=(8, 1, 1), block=256, cluster=4,
+    )  # fmt: skip
+    built = recipe.Built(step.binary, "softmax_kernel", "cuda", "x bf16[]", "rows")
+    kept = recipe.Recipe(prepared.CallPlan((), (), (step,)), "kind", (built,))
+    recipe.save("cd" * 32, kept)
+    assert recipe.load("cd" * 32) == kept
+    loaded: list[tuple[Any, ...]] = []
+
+    def load(code: bytes, *facts: object) -> Any:
+        prepare = lambda *launch: loaded.append((code, *facts, *launch))  # noqa: E731
+        return SimpleNamespace(prepare=prepare)
+
+    monkeypatch.setattr(driver, "load_function", load)
+    monkeypatch.setattr(torch._C, "_cuda_getCurrentRawStream", int, raising=False)
+    monkeypatch.setattr(prepared, "_functions", {})
+    assert prepared.ready(kept.plan, GPU) is None  # the kernel is not in the cache
+    monkeypatch.setattr(prepared, "_functions", {})
+    default_store().put(step.binary, {"cubin": b"code"})
+    assert prepared.ready(kept.plan, GPU) is not None
+    assert loaded == [(b"code", "softmax_kernel", 0, 0, step.types, 256, (4, 1, 1))]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["cuda", "triton", "auto"])
+def test_a_warm_process_launches_gpu_kernels_without_a_compiler(backend: str) -> None:
+    program = f"""
+import sys, torch, fusec
+function = fusec.compile("softmax(x) * s", backend={backend!r})
+x = torch.randn(64, 50257, device="cuda", dtype=torch.bfloat16)
+expected = torch.softmax(x.double(), -1) * 2.5
+torch.testing.assert_close(function(x, 2.5).double(), expected, rtol=1e-2, atol=1e-5)
+print(*(v.backend for v in function.variants), "and")
+heavy = ("lark", "triton", "fusec.ir", "fusec.passes", "fusec.frontend", "fusec.codegen")
+print(*(m for m in heavy if m in sys.modules))
+"""
+    root = settings.get().cache_dir
+    said = []
+    for _ in range(2):
+        done = subprocess.run(
+            [sys.executable, "-c", program], capture_output=True, text=True, check=True,
+            env=settings.child_environment(FUSEC_CACHE_DIR=str(root)),
+        )  # fmt: skip
+        said.append(done.stdout.split("and"))
+    (first, compilers), (second, none) = said
+    assert first == second
+    assert first.split() == (["cuda"] if backend != "triton" else ["triton"])
+    assert "fusec.codegen" in compilers
+    assert none.split() == []

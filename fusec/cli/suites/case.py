@@ -73,6 +73,7 @@ class Measure(Enum):
     COLD = "first calls in fresh processes"
     THOROUGH = "device and host time, kernels, first calls"
     GRADIENTS = "backward, forward and backward together, and the memory that takes"
+    WAYS = "device time, kernels, bytes and lines of source of each way to write a formula"
 
 
 @dataclass(frozen=True)
@@ -93,7 +94,8 @@ class Suite:
 
     ``systems`` take part unless others are asked for. On the devices of ``fresh`` each case gets a
     process of its own: on a CPU, what an earlier case left in the heap decides whether a result
-    gets memory that is mapped already. ``device`` is the only one it is for.
+    gets memory that is mapped already. ``device`` is the only one it is for; ``on_cpu`` says
+    what a suite leaves out where there is no GPU.
     """
 
     name: str
@@ -103,6 +105,7 @@ class Suite:
     measure: Measure = Measure.TIME
     fresh: tuple[str, ...] = ()
     device: str | None = None
+    on_cpu: str = ""
 
 
 def make_case(

@@ -85,6 +85,8 @@ def _run_suite(suite: Suite, request: Request, deadline: float) -> None:
     file = _open(suite, request)
     todo = [case for case in cases if not (request.resume and case.name in file.cases)]
     plan = _plan(suite, request)
+    if suite.on_cpu and request.device == "cpu":
+        _complain(suite.on_cpu)
     take = measure_apart if request.device in suite.fresh else measure
     done = 0
     try:

@@ -1,5 +1,5 @@
 """The suites, declared: ``pointwise``, ``rows``, ``gradients``, ``host``, ``cold``, ``cpu``,
-``pipeline``.
+``pipeline`` and ``five-ways``.
 
 May import ``case.py`` of this package only.
 """
@@ -75,6 +75,9 @@ ON_CPU = ("eager", "torch", "compile", "numexpr", "jax", "fusec", "fusec-out")
 TRAINING = ("eager", "torch", "compile", "max-autotune", "liger", "fusec")
 HOST = ("torch", "triton", "compile", "graph", "fusec", "bind")
 COLD = ("eager", "compile", "fusec")
+# A formula op by op, as one call, as the two GPU languages that fusec prints, and compiled by
+# PyTorch; on a CPU the C++ of fusec stands for both languages.
+WAYS = ("eager", "torch", "fusec-cuda", "fusec-triton", "fusec-cpp", "compile")
 
 # One call on 1024 elements.
 SMALL = (
@@ -99,6 +102,20 @@ PIPELINE = (
     Operation("layer_norm", "layer_norm(x, w, b)", "x=RxC w=C b=C"),
 )
 SCALE = Operation("scale", "x*2 + 1", "x=N")
+
+FIVE_WAYS = (
+    Operation("gelu", "0.5*x*(1 + tanh(0.79788456*(x + 0.044715*x*x*x)))", "x=RxC"),
+    Operation("softmax", "softmax(x)", "x=RxC"),
+)
+# Milliseconds that the lecture behind this suite gives for the same ways, on an A100 or H100, with
+# kernels written by hand. It has no softmax in CUDA.
+LECTURE = {
+    "gelu": {
+        "eager": 8.1, "torch": 1.1, "fusec-cuda": 1.8, "fusec-triton": 1.8, "compile": 1.47,
+    },
+    "softmax": {"eager": 3.7, "torch": 1.5, "fusec-triton": 1.9, "compile": 1.3},
+}  # fmt: skip
+LECTURE_CASE = ("f32", (16384, 16384))
 _CPU_SHAPES = ((4096, 4096), (65536, 256), (64, 262144))  # rows and columns for two cores
 
 
@@ -186,6 +203,16 @@ def pipeline(device: str = "cuda") -> list[SuiteCase]:
     ]
 
 
+def five_ways(device: str = "cuda") -> list[SuiteCase]:
+    """GELU and softmax in float32, then in bfloat16."""
+    side = 4096 if device == "cpu" else 16384
+    return [
+        make_case("five-ways", operation, dtype, {"R": side, "C": side})
+        for dtype in reversed(DTYPES)
+        for operation in FIVE_WAYS
+    ]
+
+
 SUITES = {
     suite.name: suite
     for suite in (
@@ -209,6 +236,14 @@ SUITES = {
             (*COLD[:1], "torch", *COLD[1:], "fusec-out"),
             Measure.THOROUGH,
             fresh=("cpu", "cuda"),
+        ),
+        Suite(
+            "five-ways",
+            "GELU and softmax in five ways, with their kernels, bytes and lines of source",
+            five_ways,
+            WAYS,
+            Measure.WAYS,
+            on_cpu="CUDA C++ and Triton need a GPU: fusec's C++ stands for both here",
         ),
     )
 }

@@ -15,6 +15,7 @@ from statistics import median
 from typing import TYPE_CHECKING, Any
 
 from fusec.cli.contenders import make_case as make_bench_case
+from fusec.cli.suites import ways
 from fusec.cli.suites.case import Measure, Plan, SuiteCase, make_case
 from fusec.cli.suites.facts import WRONG, first_line, known, rounded
 from fusec.cli.suites.gradients import measure_gradients
@@ -60,13 +61,14 @@ def measure(case: SuiteCase, plan: Plan) -> dict[str, Any]:
         "device": plan.device,
         "rows": [],
     }
-    ways = {
+    how = {
         Measure.COLD: _cold,
         Measure.THOROUGH: _thorough,
         Measure.GRADIENTS: measure_gradients,
+        Measure.WAYS: _ways,
     }
     try:
-        return {**facts, **ways.get(plan.measure, _timed)(case, plan)}
+        return {**facts, **how.get(plan.measure, _timed)(case, plan)}
     except (FusecError, RuntimeError, MemoryError) as error:
         return {**facts, "problem": first_line(error)}
     finally:
@@ -109,10 +111,10 @@ def _child(there: Connection, case: SuiteCase, plan: Plan) -> None:
         there.send(measure(case, plan))
 
 
-def _timed(case: SuiteCase, plan: Plan) -> dict[str, Any]:
+def _timed(case: SuiteCase, plan: Plan, setting: Setting | None = None) -> dict[str, Any]:
     """Device time of all systems beside a copy, and the caller's time."""
     host = plan.measure is Measure.HOST
-    setting = Setting(case, plan.device, host)
+    setting = setting or Setting(case, plan.device, host)
     systems, ready, problems = _ready(setting, plan.systems)
     scale: list[float] = []
 
@@ -121,7 +123,12 @@ def _timed(case: SuiteCase, plan: Plan) -> dict[str, Any]:
         scale.append(largest_value(expected))
         return expected
 
-    effort = replace(SUITE, seconds=plan.seconds, host_rounds=_HOST_ROUNDS if host else 3)
+    effort = replace(
+        SUITE,
+        seconds=plan.seconds,
+        host_rounds=_HOST_ROUNDS if host else 3,
+        kernels=plan.measure is Measure.WAYS,
+    )
     report = compare(
         ready,
         setting.inputs,
@@ -172,6 +179,17 @@ def _judged(row: Measurement, scale: Sequence[float]) -> Measurement:
         return row
     problem = f"off by {row.largest_error:.3g} where the largest value is {scale[0]:.3g}"
     return replace(row, problem=problem)
+
+
+def _ways(case: SuiteCase, plan: Plan) -> dict[str, Any]:
+    """The same with kernels, bytes and source of each way."""
+    setting = Setting(case, plan.device)
+    result = _timed(case, plan, setting)
+    rows = [
+        {**row, **({} if "problem" in row else ways.look(setting, row["system"]).facts())}
+        for row in result["rows"]
+    ]
+    return {**result, "rows": rows}
 
 
 def _thorough(case: SuiteCase, plan: Plan) -> dict[str, Any]:
@@ -252,6 +270,8 @@ def line(result: Mapping[str, Any], measure: Measure) -> str:
     """The case on one line: the copy, and each system's share of it."""
     if "problem" in result:
         return f"{result['name']:<36} {result['problem']}"
+    if measure is Measure.WAYS:
+        return ways.table_text(result)
     shown = []
     if "copy" in result:
         shown.append(f"copy {result['copy_gigabytes_per_second']:.0f} GB/s")

@@ -27,7 +27,8 @@ if TYPE_CHECKING:
 
     from fusec.api import CompiledFunction
 
-OURS = ("fusec", "fusec-out", "bind", "graph")
+PRINTED = {"fusec-cuda": "cuda", "fusec-triton": "triton", "fusec-cpp": "cpp"}  # with the backend
+OURS = ("fusec", "fusec-out", "bind", "graph", *PRINTED)
 COMPILED = {"compile": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 _CHECKED = 1 << 22  # elements of the largest part that is compared with float64
 # Lengths at which PyTorch's own function for an operation is looked for: all different, none 1.
@@ -54,6 +55,12 @@ class Setting:
         from fusec import api
 
         return api.compile(self.source.text)
+
+    def printed(self, backend: str) -> CompiledFunction:
+        """The formula for one backend."""
+        from fusec import api
+
+        return api.compile(self.source.text, name=self.case.operation.name, backend=backend)
 
     @cached_property
     def options(self) -> list[InputOption]:
@@ -161,6 +168,17 @@ def _own(setting: Setting) -> Contender | None:
 
 def _fusec(setting: Setting) -> Contender:
     return setting.contender(FUSEC, setting.compiled)
+
+
+def _printed(backend: str, name: str) -> Maker:
+    """fusec in one of the languages it prints, where tensors of the device can run it."""
+
+    def make(setting: Setting) -> Contender | None:
+        if (backend == "cpp") != (setting.device == "cpu"):
+            return None  # on CPU tensors the others are emulated
+        return setting.contender(name, setting.printed(backend))
+
+    return make
 
 
 def _fusec_out(setting: Setting) -> Contender | None:
@@ -275,6 +293,9 @@ SYSTEMS: dict[str, Maker] = {
     "fusec": _fusec,
     "fusec-out": _fusec_out,
     "bind": _bind,
+    "fusec-cuda": _printed("cuda", "fusec, CUDA C++"),
+    "fusec-triton": _printed("triton", "fusec, Triton"),
+    "fusec-cpp": _printed("cpp", "fusec, C++"),
 }
 # The systems behind the names of `fusec bench`, whose own function of PyTorch is called by name.
 NAMES = {EAGER: "eager", COMPILE: "compile", FUSEC: "fusec", FUSEC_OUT: "fusec-out"}

@@ -1,0 +1,165 @@
+#include <ATen/cuda/CUDAContext.h>
+#include <c10/cuda/CUDAException.h>
+#include <c10/cuda/CUDAGuard.h>
+#include <torch/extension.h>
+
+namespace gelu_f32_kernel_code {
+
+// 0.5*x*(1 + tanh(0.79788456*(x + 0.044715*x*x*x)))
+//
+// reads x f32; writes out f32; 8 bytes per element
+
+constexpr int THREADS = 256;  // threads of a block
+constexpr int LANES = 4;  // elements of a vector
+constexpr int VECTORS = 4;  // vectors that a thread works on at a time
+
+template <class T, class Bits>
+__device__ T from_bits(Bits bits) {
+  T value;
+  memcpy(&value, &bits, sizeof(T));
+  return value;
+}
+
+template <class T>
+__device__ unsigned long long bits_of(T value) {
+  unsigned long long bits = 0;
+  memcpy(&bits, &value, sizeof(T));
+  return bits;
+}
+
+// LANES elements that move together, 16 bytes at a time.
+template <class T>
+struct alignas(LANES * sizeof(T) < 16 ? LANES * sizeof(T) : 16) Vector {
+  unsigned word[LANES * sizeof(T) / 4];
+};
+
+template <class T>
+__device__ T element(const Vector<T>& vector, int lane) {
+  if constexpr (sizeof(T) == 8) {
+    const unsigned long long high = vector.word[2 * lane + 1];
+    return from_bits<T>(high << 32 | vector.word[2 * lane]);
+  } else {
+    constexpr int PER_WORD = 4 / sizeof(T);
+    return from_bits<T>(vector.word[lane / PER_WORD] >> lane % PER_WORD * 8 * sizeof(T));
+  }
+}
+
+// Puts an element into a vector of zeros.
+template <class T>
+__device__ void put(Vector<T>& vector, int lane, T value) {
+  const unsigned long long bits = bits_of(value);
+  if constexpr (sizeof(T) == 8) {
+    vector.word[2 * lane] = static_cast<unsigned>(bits);
+    vector.word[2 * lane + 1] = static_cast<unsigned>(bits >> 32);
+  } else {
+    constexpr int PER_WORD = 4 / sizeof(T);
+    vector.word[lane / PER_WORD] |= static_cast<unsigned>(bits)
+                                    << lane % PER_WORD * 8 * sizeof(T);
+  }
+}
+
+template <class T>
+__device__ Vector<T> pack(const T (&value)[LANES]) {
+  Vector<T> vector{};
+#pragma unroll
+  for (int lane = 0; lane < LANES; ++lane) put(vector, lane, value[lane]);
+  return vector;
+}
+
+template <class T>
+__device__ Vector<T> load_vector(const T* from) {
+  return *reinterpret_cast<const Vector<T>*>(from);
+}
+
+template <class T>
+__device__ void store_vector(T* to, const Vector<T>& vector) {
+  *reinterpret_cast<Vector<T>*>(to) = vector;
+}
+
+// The elements of a vector that are inside a row of `length`; its first has the position `first`.
+template <class T, class Index>
+__device__ Vector<T> load_inside(const T* from, Index first, Index length) {
+  if (first >= 0 && first + LANES <= length) return load_vector(from);
+  Vector<T> vector{};
+#pragma unroll
+  for (int lane = 0; lane < LANES; ++lane) {
+    if (first + lane >= 0 && first + lane < length) put(vector, lane, from[lane]);
+  }
+  return vector;
+}
+
+template <class T, class Index>
+__device__ void store_inside(T* to, const Vector<T>& vector, Index first, Index length) {
+  if (first >= 0 && first + LANES <= length) return store_vector(to, vector);
+#pragma unroll
+  for (int lane = 0; lane < LANES; ++lane) {
+    if (first + lane >= 0 && first + lane < length) to[lane] = element(vector, lane);
+  }
+}
+
+extern "C" __global__ void __launch_bounds__(THREADS) gelu_f32_kernel(
+    const float* __restrict__ x_ptr,
+    float* __restrict__ out_ptr,
+    int n) {
+  const int block = blockIdx.x;
+
+  // load
+  Vector<float> x_vectors[VECTORS];
+  #pragma unroll
+  for (int vector = 0; vector < VECTORS; ++vector) {
+    const int first = ((block * VECTORS + vector) * THREADS + threadIdx.x) * LANES;
+    x_vectors[vector] = load_inside(x_ptr + first, first, n);
+  }
+
+  // compute and store
+  #pragma unroll
+  for (int vector = 0; vector < VECTORS; ++vector) {
+    const int first = ((block * VECTORS + vector) * THREADS + threadIdx.x) * LANES;
+    float out_lanes[LANES];
+    #pragma unroll
+    for (int lane = 0; lane < LANES; ++lane) {
+      const float x = element(x_vectors[vector], lane);
+      const float t0 = 0.7978846f * (x + 0.044715f * x * x * x) * -2.0f;
+      const float out = x / (1.0f + expf(t0));
+      out_lanes[lane] = out;
+    }
+    store_inside(out_ptr + first, pack(out_lanes), first, n);
+  }
+}
+
+}
+
+// What the kernels take for granted of a tensor.
+static void check(const char* name, const torch::Tensor& tensor, torch::ScalarType type,
+                  std::initializer_list<int64_t> sizes) {
+  TORCH_CHECK(tensor.is_cuda(), name, " has to be on a GPU");
+  TORCH_CHECK(tensor.scalar_type() == type, name, " has to be of type ", type);
+  TORCH_CHECK(tensor.sizes() == torch::IntArrayRef(sizes), name, " has another shape");
+  TORCH_CHECK(tensor.is_contiguous(), name, " has to be contiguous");
+  TORCH_CHECK(reinterpret_cast<uintptr_t>(tensor.data_ptr()) % 16 == 0,
+              name, " has to begin at a multiple of 16 bytes");
+}
+
+void gelu_f32_out(torch::Tensor x, torch::Tensor out) {
+  check("x", x, torch::kFloat, {x.size(0), x.size(1)});
+  check("out", out, torch::kFloat, {x.size(0), x.size(1)});
+  if (out.numel() == 0) return;
+  const c10::cuda::CUDAGuard guard(x.device());
+  const cudaStream_t stream = at::cuda::getCurrentCUDAStream();
+  {
+    const int64_t rows = 1, cols = x.size(0) * x.size(1);
+    TORCH_CHECK(rows * cols < int64_t{1} << 31, "offsets do not fit an int");
+    const int64_t blocks = (cols + 4095) / 4096;
+    gelu_f32_kernel_code::gelu_f32_kernel<<<blocks, 256, 0, stream>>>(
+        static_cast<const float*>(x.data_ptr()),
+        static_cast<float*>(out.data_ptr()),
+        static_cast<int>(cols));
+    C10_CUDA_KERNEL_LAUNCH_CHECK();
+  }
+}
+
+torch::Tensor gelu_f32(torch::Tensor x) {
+  torch::Tensor out = torch::empty({x.size(0), x.size(1)}, x.options().dtype(torch::kFloat));
+  gelu_f32_out(x, out);
+  return out;
+}
