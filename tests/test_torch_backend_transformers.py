@@ -30,9 +30,7 @@ def _llama() -> Any:
 
 
 def _gemma() -> Any:
-    config = transformers.GemmaConfig(
-        **COMMON, num_key_value_heads=1, head_dim=8, use_cache=False
-    )
+    config = transformers.GemmaConfig(**COMMON, num_key_value_heads=1, head_dim=8, use_cache=False)
     return transformers.GemmaForCausalLM(config)
 
 
@@ -73,9 +71,7 @@ def test_forward_and_backward(make: Callable[[], Any]) -> None:
     named = {"input_ids": words}
     if make is _t5:
         named["decoder_input_ids"] = words[:, :4]
-    function = torch.compile(
-        model, backend="fusec", fullgraph=True, options={"backend": "torch"}
-    )
+    function = torch.compile(model, backend="fusec", fullgraph=True, options={"backend": "torch"})
     check_same(results(function, model, **named), results(model, model, **named))
     report = fusec.last_report()
     assert [g.stage for g in report.graphs] == ["forward", "backward"]

@@ -25,6 +25,7 @@ NOWHERE = Where(Source("", "<model>"), Span(0, 0))
 COMPUTE, VIEW, SOURCE, LEFT = "compute", "view", "source", "left"
 # Views that only repeat: a kernel reads what they are of, so each region has its own.
 SPREADS = words("expand unsqueeze")
+RESHAPES = words("view _unsafe_view reshape _reshape_alias")
 _VIEWS = words(
     "alias detach lift_fresh view _unsafe_view reshape _reshape_alias unsqueeze squeeze permute"
     " transpose t expand slice select split split_with_sizes unbind"

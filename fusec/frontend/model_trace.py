@@ -14,6 +14,7 @@ from fusec.errors import FusecError
 from fusec.frontend.model_calls import (
     COMPUTE,
     LEFT,
+    RESHAPES,
     SOURCE,
     SPREADS,
     VIEW,
@@ -147,16 +148,24 @@ class Model:
         kept = [n for n in nodes if n in inside]
         return kept if any(known[n].kind == COMPUTE for n in kept) else []
 
+    def _computed(self, view: Any, home: dict[Any, int]) -> bool:
+        """Whether a region is to compute a view rather than what it is of: a reshape that it goes
+        on with, so that it runs over one shape.
+        """
+        if self.operations.by_node[view].name not in RESHAPES:
+            return False
+        base = view.args[0]
+        own = home[view]
+        goes_on = any(home.get(u) == own for u in view.users)
+        return goes_on and all(home.get(u) == own for u in base.users)
+
     # -- converting -------------------------------------------------------------------------------
 
     def _try(
         self, nodes: list[Any], absorbed: list[Any], needed: set[Any]
     ) -> ModelRegion | bool | None:
         """The region; None if it is nothing to fuse, False if an operator of it is refused."""
-        known, values = self.operations.by_node, self.operations.values
-        results = [
-            n for n in nodes if n in needed and known[n].kind != VIEW and _is_tensor(values[n])
-        ]
+        results = [n for n in nodes if n in needed and _is_tensor(self.operations.values[n])]
         key = (tuple(nodes), tuple(absorbed), tuple(results))
         if key in self._converted:
             return self._converted[key]
@@ -185,17 +194,20 @@ class Model:
     ) -> set[Any]:
         """Every node that something outside of its own region reads.
 
-        Views of what a region computes are PyTorch's there, so what they are of is needed.
+        Views of what a region computes are PyTorch's there, so what they are of is needed instead.
         """
         found = set(returned)
         for own, absorbed in parts:
             found.update(_outside(absorbed + own, {*own, *absorbed}))
-        inside = {n for own, _ in parts for n in own}
+        home = {n: k for k, (own, _) in enumerate(parts) for n in own}
         for node in reversed(nodes):
             kind = self.operations.by_node[node].kind
-            if node in inside and kind != VIEW:
+            if node in home and (kind != VIEW or self._computed(node, home)):
                 continue
-            if node in found or kind not in (VIEW, SOURCE):
+            if node in found and node in home:
+                found.remove(node)
+                found.update(node.all_input_nodes)
+            elif node in found or kind not in (VIEW, SOURCE):
                 found.update(node.all_input_nodes)
         return found
 

@@ -131,7 +131,7 @@ def _rewritten(module: Any, model: Model, functions: Mapping[Any, RegionFunction
         known.update(_results(graph, region, call))
         for node in region.nodes:
             is_view = model.operations.by_node[node].kind == VIEW
-            if is_view and all(i in known for i in node.all_input_nodes):
+            if is_view and node not in known and all(i in known for i in node.all_input_nodes):
                 known[node] = graph.node_copy(node, known.__getitem__)
     output = next(n for n in module.graph.nodes if n.op == "output")
     graph.node_copy(output, known.__getitem__)
