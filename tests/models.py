@@ -82,7 +82,7 @@ class Experts(nn.Module):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         weights, chosen = self.gate(x).softmax(-1).topk(2, dim=-1)
         weights = weights / weights.sum(-1, keepdim=True)
-        full = torch.zeros(*x.shape[:-1], 3, device=x.device).scatter(-1, chosen, weights)
+        full = weights.new_zeros(*x.shape[:-1], 3).scatter(-1, chosen, weights)
         made = torch.stack([F.gelu(e(x)) for e in self.experts], dim=-1)
         return (made * full.unsqueeze(-2)).sum(-1)
 

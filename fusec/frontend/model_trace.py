@@ -27,6 +27,7 @@ from fusec.frontend.trace_convert import Converter
 from fusec.frontend.trace_place import TracePlace
 from fusec.frontend.trace_record import Owner, Tape
 from fusec.frontend.trace_result import Results, graph_of
+from fusec.frontend.trace_rows import words
 from fusec.frontend.trace_special import SPECIAL
 from fusec.frontend.trace_values import Traced
 from fusec.frontend.trace_views import Length, View, Views
@@ -36,6 +37,7 @@ from fusec.ir.ops import Kind
 from fusec.source import Source
 
 _MANY_ROUNDS = 100
+_SINGLE = words("t transpose permute view _unsafe_view squeeze unsqueeze alias detach")
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +116,19 @@ class Model:
         for operation in views:
             self._refuse(operation, "it moves what was computed")
         return bool(views)
+
+    def same(self, view: Any) -> Any:
+        """The tensor that a view is of, where nothing is moved in between; else the view itself.
+
+        Gradients of linear layers transpose their weights back and forth.
+        """
+        known, values = self.operations.by_node, self.operations.values
+        base = view
+        while known[base].name in _SINGLE and _is_tensor(values[base.args[0]]):
+            base = base.args[0]
+            if _place(values[base]) == _place(values[view]):
+                return base
+        return view
 
     # -- cutting ----------------------------------------------------------------------------------
 
@@ -249,6 +264,12 @@ class Model:
                 known[node].leave("alone, it is one kernel of PyTorch's as well")
             return None
         return ModelRegion(nodes, absorbed, inputs, numbers, results, program, layouts, operators)
+
+
+def _place(tensor: Any) -> tuple[Any, ...]:
+    """Where in its memory a tensor lies, and as what."""
+    length = _lengths_of(tensor)
+    return _layout(tensor, length), length(tensor.storage_offset())
 
 
 def _layout(tensor: Any, length: Callable[[Any], Length]) -> Layout:

@@ -43,7 +43,9 @@ def compile_graph(
     reports = [f.report for f in functions.values()]
     counted = sum(o.counts for o in model.operations.by_node.values())
     finish(report, GraphReport(stage, counted, reports, _left(model)))
-    return boxed(module, _rewritten(module, model, functions))
+    # What a forward graph returns has to be the tensor that PyTorch expects, not an equal one.
+    kept = set() if stage == "backward" else set(output.all_input_nodes)
+    return boxed(module, _rewritten(module, model, functions, kept))
 
 
 def _key(region: ModelRegion) -> tuple[Any, ...]:
@@ -105,8 +107,13 @@ def _left(model: Model) -> Counter[tuple[str, str]]:
 # -- the graph around -----------------------------------------------------------------------------
 
 
-def _rewritten(module: Any, model: Model, functions: Mapping[Any, RegionFunction]) -> Any:
-    """The graph of ``module`` in which each region is one call."""
+def _rewritten(
+    module: Any, model: Model, functions: Mapping[Any, RegionFunction], kept: set[Any]
+) -> Any:
+    """The graph of ``module`` in which each region is one call, and no view undoes another.
+
+    The nodes ``kept`` stay as they are.
+    """
     import torch.fx
 
     graph: Any = torch.fx.Graph()
@@ -123,7 +130,9 @@ def _rewritten(module: Any, model: Model, functions: Mapping[Any, RegionFunction
     for position in order([[place[n] for n in u] for u in units], needs):
         first = units[position][0]
         if first not in regions:
-            known[first] = graph.node_copy(first, known.__getitem__)
+            source = model.same(first)
+            made = source is first or first in kept
+            known[first] = graph.node_copy(first, known.__getitem__) if made else known[source]
             continue
         region = regions[first]
         arguments = tuple(known[n] for n in (*region.inputs, *region.numbers))
