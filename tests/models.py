@@ -37,10 +37,9 @@ class Attention(nn.Module):
         self.value = nn.Linear(WIDTH, groups * self.size)
         self.out = nn.Linear(WIDTH, WIDTH)
 
-    def forward(self, x: torch.Tensor, memory: torch.Tensor | None = None) -> torch.Tensor:
-        memory = x if memory is None else memory
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
         q = self._heads(self.query(x), HEADS)
-        k, v = (self._heads(f(memory), self.groups) for f in (self.key, self.value))
+        k, v = (self._heads(f(x), self.groups) for f in (self.key, self.value))
         if self.by_hand:
             scores = q @ k.transpose(-1, -2) / self.size**0.5
             length = x.shape[1]
@@ -108,18 +107,6 @@ class Block(nn.Module):
             return x + self.feed(self.second(x))
         x = self.first(x + self.attention(x))
         return self.second(x + self.feed(x))
-
-
-class Decoder(nn.Module):
-    """A block that also looks at a memory."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.block, self.cross = Block(Attention(True)), Attention(False)
-        self.norm = nn.LayerNorm(WIDTH)
-
-    def forward(self, x: torch.Tensor, memory: torch.Tensor) -> torch.Tensor:
-        return self.block(x + self.cross(self.norm(x), memory))
 
 
 def results(

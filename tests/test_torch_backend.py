@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.metadata
 import logging
 import re
@@ -19,7 +20,7 @@ import fusec
 import fusec.torch_backend
 from fusec.api import CompiledFunction
 from fusec.errors import BuildError, UnknownNameError
-from tests.models import MLP, WIDTH, Attention, Block, Decoder, Experts, SwiGLU, check_same, results
+from tests.models import MLP, WIDTH, Attention, Block, Experts, SwiGLU, check_same, results
 
 REFERENCE = {"backend": "torch"}  # the graphs that kernels are made of, without a compiler
 
@@ -67,14 +68,12 @@ def test_mlp_trains_as_eager_does(depth: int) -> None:
 BLOCKS: dict[str, Callable[[], tuple[nn.Module, int]]] = {
     "pre-norm": lambda: (Block(Attention(False)), 1),
     "post-norm": lambda: (Block(Attention(False), before=False), 1),
-    "causal": lambda: (Block(Attention(True)), 1),
     "attention by hand": lambda: (Block(Attention(True, by_hand=True)), 1),
     "RMSNorm and SwiGLU, grouped": lambda: (
         Block(Attention(True, groups=1), SwiGLU(), nn.RMSNorm),
         1,
     ),
     "experts": lambda: (Block(Attention(True), Experts()), 1),
-    "decoder": lambda: (Decoder(), 2),
     "TransformerEncoderLayer": lambda: (
         nn.TransformerEncoderLayer(WIDTH, 2, 2 * WIDTH, dropout=0.0, batch_first=True),
         1,
@@ -108,6 +107,25 @@ def test_kernels_take_other_lengths_as_they_are() -> None:
             report, built = fusec.last_report(), fusec.stats().compiles
     assert fusec.last_report() is report, "a shape was compiled anew"
     assert fusec.stats().compiles == built
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_block_on_a_gpu(dtype: torch.dtype) -> None:
+    model = Block(Attention(True, by_hand=True), SwiGLU(), nn.RMSNorm).cuda()
+    exact_model = copy.deepcopy(model).double()
+    model.to(dtype)
+    function = compiled(model, dynamic=True)
+    for shape in [(2, 8), (3, 5), (4, 40)]:
+        x = torch.randn(*shape, WIDTH, device="cuda", dtype=dtype)
+        exact = results(exact_model, exact_model, x.double())
+        ours, eager = results(function, model, x), results(model, model, x)
+        for name, expected in exact.items():
+            error, of_eager = (float((r[name] - expected).abs().max()) for r in (ours, eager))
+            assert error <= 1.5 * of_eager + 1e-5 * float(expected.abs().max()), name
+    regions = [r for g in fusec.last_report().graphs for r in g.regions]
+    assert regions
+    assert [r.failure for r in regions if r.failure] == []
 
 
 def test_a_marked_axis_is_one_graph() -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fusec.frontend.model_regions import order, regions
@@ -61,6 +61,7 @@ def graphs(draw: st.DrawFn) -> tuple[list[bool], list[list[int]], list[list[int]
     return fused, earlier(3), earlier(1)
 
 
+@settings(max_examples=60)
 @given(graphs(), st.integers(0, 5))
 def test_regions_of_any_graph_can_be_ordered(
     graph: tuple[list[bool], list[list[int]], list[list[int]]], group: int
