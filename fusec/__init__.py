@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         UnknownNameError,
         UnsupportedError,
     )
+    from fusec.runtime.model_report import last_report
     from fusec.runtime.traced import TracedFunction
 
 __all__ = [
@@ -38,10 +39,14 @@ __all__ = [
     "__version__",
     "compile",
     "fuse",
+    "last_report",
     "stats",
 ]
 
-_HOMES = {"TracedFunction": "fusec.runtime.traced"}
+_HOMES = {
+    "TracedFunction": "fusec.runtime.traced",
+    "last_report": "fusec.runtime.model_report",
+}
 
 # Hidden from type checkers: they would take a module __getattr__ as leave for any name at all.
 if not TYPE_CHECKING:

@@ -216,7 +216,7 @@ class CompiledFunction:
         if call.tracked:
             from fusec.runtime.autograd import run_tracked
 
-            return run_tracked(call, self._steps, self._specialization)
+            return run_tracked(call, self._steps, self.specialization)
         prepared = self._memo.get(call.key)
         if prepared is None:
             prepared = self._prepared(call)
@@ -309,7 +309,7 @@ class CompiledFunction:
             if found is not None:
                 return found
         arguments = call.arguments
-        special = self._specialization(arguments)
+        special = self.specialization(arguments)
         call.check_count(special)
         from fusec.runtime.launch import prepare
 
@@ -357,7 +357,8 @@ class CompiledFunction:
         recipe.save(place, recipe.Recipe(plan, kind_of(arguments), tuple(built)))
 
     @without_collections()
-    def _specialization(self, arguments: Sequence[Argument]) -> Specialization:
+    def specialization(self, arguments: Sequence[Argument]) -> Specialization:
+        """The plan for arguments of these types and ranks, made once."""
         from fusec.runtime.specialize import key_of, kind_of, specialize
 
         def make() -> Specialization:
@@ -389,7 +390,7 @@ class CompiledFunction:
 
         arguments = example_arguments(self._formula, example_inputs)
         own = self._backend if self._backend in ("cuda", "cpp") else "triton"
-        special = self._specialization(arguments)
+        special = self.specialization(arguments)
         return show(self._formula, special, arguments, stage or own, target, self._backend)
 
 

@@ -23,8 +23,7 @@ from fusec.frontend.trace_convert import Converter
 from fusec.frontend.trace_place import TracePlace, Where, is_library, raised_at, text_of
 from fusec.frontend.trace_record import Owner, Recorder, Tape
 from fusec.frontend.trace_result import Result, Results, graph_of
-from fusec.frontend.trace_rows import EXPRESSIONS, REDUCTIONS, SAME_NAMES
-from fusec.frontend.trace_special import SPECIAL
+from fusec.frontend.trace_special import SPECIAL, knows
 from fusec.frontend.trace_values import Traced
 from fusec.frontend.trace_views import Length, View, Views
 from fusec.ir.dtypes import F64, by_torch_name
@@ -148,7 +147,7 @@ class _Trace:
                 if leaf.dtype is not None:
                     self.owner.add(standin, leaf.name)
             code = getattr(self.function, "__code__", None)
-            recorder = Recorder(self.tape, self.owner, _knows, self._capture, code)
+            recorder = Recorder(self.tape, self.owner, knows, self._capture, code)
             standins = [standin for standin, _ in made]
             with recorder.mode():
                 outputs = self._guarded(lambda: run(standins))
@@ -278,11 +277,6 @@ class _Trace:
         node = convert.views.add(View(name, number, (), lengths), dtype)
         axes = tuple(range(-len(lengths), 0))
         convert.values[id(standin)] = Traced(node, axes, lengths)
-
-
-def _knows(name: str, overload: str) -> bool:
-    tables: tuple[Any, ...] = (SPECIAL, EXPRESSIONS, SAME_NAMES, REDUCTIONS)
-    return any(name in table or overload in table for table in tables)
 
 
 def _simplest(expression: Any) -> tuple[bool, int, str]:

@@ -142,7 +142,7 @@ class Recorder:
 
     def _dispatch(self, mode: Any, func: Any, where: Where, args: Any, kwargs: Any) -> Any:
         name, overload = func._opname, f"{func._opname}.{func._overloadname}"
-        _refuse(func, name, overload, where)
+        refuse(func, name, overload, where)
         # Some functions may write by their schema alone: batch norm, in training.
         mutates = func._schema.is_mutable and not self.knows(name, overload)
         if mutates:
@@ -152,7 +152,7 @@ class Recorder:
             result = func(*args, **kwargs)
             if overload in ("div.Tensor", "div.Scalar"):
                 result = _quotient(result)
-            self._keep(Call(name, overload, _named(func, args, kwargs), result, where))
+            self._keep(Call(name, overload, named(func, args, kwargs), result, where))
             return result
         if func in self.outer:  # made of itself
             raise _unknown(self.outer[0], where)
@@ -183,7 +183,7 @@ def _quotient(result: Any) -> Any:
     return result.to(torch.get_default_dtype())
 
 
-def _named(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
+def named(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The arguments by the names of the schema, defaults included."""
     found: dict[str, Any] = {}
     for position, argument in enumerate(func._schema.arguments):
@@ -196,7 +196,8 @@ def _named(func: Any, args: Sequence[Any], kwargs: dict[str, Any]) -> dict[str, 
     return found
 
 
-def _refuse(func: Any, name: str, overload: str, where: Where) -> None:
+def refuse(func: Any, name: str, overload: str, where: Where) -> None:
+    """UnsupportedError for an operator that no kernel of fusec can be part of."""
     import torch
 
     if name in rows.VALUES_NEEDED:

@@ -18,7 +18,8 @@ from fusec.ir.derived import rows
 from fusec.ir.ops import elementwise
 
 
-def _words(text: str) -> frozenset[str]:
+def words(text: str) -> frozenset[str]:
+    """The words of a text."""
     return frozenset(text.split())
 
 
@@ -63,15 +64,41 @@ REDUCTIONS: Mapping[str, str] = MappingProxyType(
 )
 
 # Some operators of PyTorch that only rearrange or multiply matrices, for a better message.
-MATRIX_PRODUCTS = _words(
+MATRIX_PRODUCTS = words(
     "mm bmm addmm baddbmm addmv mv dot vdot matmul linear convolution _convolution einsum addbmm"
     " scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu"
     " _scaled_dot_product_flash_attention _scaled_dot_product_efficient_attention"
 )
 # PyTorch takes these apart, but into quadratic work.
-NOT_FUSED = _words("cumsum cumprod")
-VALUES_NEEDED = _words("_local_scalar_dense item is_nonzero equal allclose")
-VALUE_SHAPED = _words(
+NOT_FUSED = words("cumsum cumprod")
+# In a whole model these stay with PyTorch, although they could be taken apart: what they are made
+# of is no elementwise operator and no reduction of rows.
+STAY: Mapping[str, str] = MappingProxyType(
+    {
+        **dict.fromkeys(
+            words("embedding embedding_dense_backward index_select index gather take_along_dim"),
+            "it picks elements by an index",
+        ),
+        **dict.fromkeys(
+            words("cat stack constant_pad_nd slice_backward select_backward slice_scatter"
+                   " select_scatter roll flip repeat"),
+            "it puts tensors together",
+        ),
+        **dict.fromkeys(
+            MATRIX_PRODUCTS | words("convolution_backward"), "it multiplies matrices"
+        ),
+        **dict.fromkeys(
+            words("max_pool2d_with_indices max_pool2d_with_indices_backward avg_pool2d"
+                   " _adaptive_avg_pool2d avg_pool2d_backward _adaptive_avg_pool2d_backward"
+                   " grid_sampler_2d upsample_nearest2d"),
+            "it combines neighbours",
+        ),
+        **dict.fromkeys(words("cumsum cumprod sort topk"), "it scans or sorts"),
+    }
+)  # fmt: skip
+ATTENTION = ("scaled_dot_product", "flash_attention", "efficient_attention")  # parts of names
+VALUES_NEEDED = words("_local_scalar_dense item is_nonzero equal allclose")
+VALUE_SHAPED = words(
     "nonzero masked_select unique _unique2 unique_dim unique_consecutive bincount"
     " repeat_interleave.Tensor nonzero_static"
 )

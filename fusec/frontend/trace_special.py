@@ -12,6 +12,7 @@ from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
+from fusec.frontend import trace_rows as rows
 from fusec.frontend.resolve_values import Axes, Literal, Tensor
 from fusec.frontend.trace_convert import Converter, Special, correction_of, dims
 from fusec.frontend.trace_record import Call
@@ -313,3 +314,11 @@ def _nll_loss(convert: Converter, call: Call) -> Any:
 
 
 SPECIAL: Mapping[str, Special] = MappingProxyType(_TABLE)
+
+
+def knows(name: str, overload: str) -> bool:
+    """Whether an operator has a row in any of the tables, so that nothing takes it apart."""
+    tables: tuple[Mapping[str, Any], ...] = (
+        SPECIAL, rows.EXPRESSIONS, rows.SAME_NAMES, rows.REDUCTIONS
+    )  # fmt: skip
+    return any(name in table or overload in table for table in tables)

@@ -79,7 +79,7 @@ def prepare(
     Raises ShapeError where axes disagree, BuildError and UnsupportedError from the compilers.
     """
     sizes = special.sizes(arguments) if sizes is None else sizes
-    outputs = tuple(_output_plan(special, k, arguments, sizes) for k in range(len(special.outputs)))
+    outputs = tuple(output_plan(special, k, arguments, sizes) for k in range(len(special.outputs)))
     if given is not None:
         outputs = tuple(_checked(plan, own) for plan, own in zip(outputs, given, strict=True))
     written_aligned = [True] * len(outputs) if given is None else [own.aligned for own in given]
@@ -152,7 +152,7 @@ def _temporaries(
     return found
 
 
-def _output_plan(
+def output_plan(
     special: Specialization,
     position: int,
     arguments: Sequence[Argument],

@@ -51,7 +51,7 @@ def by_position(program: TracedProgram, moving: Sequence[int], count: int) -> Tr
     return replace(program, views=views, results=results, symbols=tuple(symbols))
 
 
-def _lengths(program: TracedProgram, leaves: Sequence[Any]) -> dict[Any, Any]:
+def lengths_in(program: TracedProgram, leaves: Sequence[Any]) -> dict[Any, Any]:
     """The value of every symbol in this call."""
     import sympy
 
@@ -66,7 +66,7 @@ def _lengths(program: TracedProgram, leaves: Sequence[Any]) -> dict[Any, Any]:
 def holds(program: TracedProgram, leaves: Sequence[Any]) -> bool:
     if not program.guards:
         return True
-    values = _lengths(program, leaves)
+    values = lengths_in(program, leaves)
     import sympy
 
     # A relation that is still open counts as not holding, where its truth value would raise.
@@ -81,11 +81,11 @@ def looks_at_floats(program: TracedProgram) -> bool:
 
 def bind(known: Known, leaves: Sequence[Any]) -> Bound:
     """``known`` for the exact shapes of ``leaves``."""
-    values = _lengths(known.program, leaves)
+    values = lengths_in(known.program, leaves)
     views = [(v.argument, [_step(s, values) for s in v.steps]) for v in known.program.views]
     results = []
     for result in known.program.results:
-        constant = result.constant if result.length is None else _number(result.length, values)
+        constant = result.constant if result.length is None else number(result.length, values)
         results.append((result, [_step(s, values) for s in result.steps], constant))
     one = len(results) == 1 and results[0][0].output == 0 and not results[0][1]
     single = (
@@ -95,7 +95,7 @@ def bind(known: Known, leaves: Sequence[Any]) -> Bound:
     return Bound(known, views, results, plain)
 
 
-def _number(length: Length, values: dict[Any, Any]) -> Any:
+def number(length: Length, values: dict[Any, Any]) -> Any:
     """A length in numbers."""
     if isinstance(length, int | float):
         return length
@@ -111,10 +111,10 @@ def _step(step: Step, values: dict[Any, Any]) -> Callable[[Any], Any]:
             return lambda tensor: _arranged(tensor, axes)
         case "slice":
             axis, start, end, stride = step.parts
-            piece = slice(_number(start, values), _number(end, values), stride)
+            piece = slice(number(start, values), number(end, values), stride)
             index = (..., piece, *([slice(None)] * (-axis - 1)))
             return lambda tensor: tensor[index]
-    lengths = tuple(_number(n, values) for n in step.parts)
+    lengths = tuple(number(n, values) for n in step.parts)
     match step.kind:
         case "view":
             return lambda tensor: tensor.view(lengths)

@@ -1,0 +1,226 @@
+"""What the nodes of a model's graph call, in the operators that fusec knows, or why not.
+
+A node of a ``torch.fx`` graph over aten is one operator of PyTorch. Most are rows of the trace
+tables; others are taken apart by PyTorch's decompositions, over tensors without memory. May import
+``fusec.errors``, ``fusec.ir``, ``fusec.source`` and, of the frontend, the ``trace_*`` modules but
+``trace`` itself.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from fusec.errors import FusecError, UnsupportedError
+from fusec.frontend.trace_place import Where
+from fusec.frontend.trace_record import Call, Owner, Recorder, Tape, named, refuse
+from fusec.frontend.trace_rows import ATTENTION, STAY, words
+from fusec.frontend.trace_special import knows
+from fusec.ir.dtypes import by_torch_name
+from fusec.source import Source, Span
+
+NOWHERE = Where(Source("", "<model>"), Span(0, 0))
+COMPUTE, VIEW, SOURCE, LEFT = "compute", "view", "source", "left"
+# Views that only repeat: a kernel reads what they are of, so each region has its own.
+SPREADS = words("expand unsqueeze")
+RESHAPES = words("view _unsafe_view reshape _reshape_alias")
+_VIEWS = words(
+    "alias detach lift_fresh view _unsafe_view reshape _reshape_alias unsqueeze squeeze permute"
+    " transpose t expand slice select split split_with_sizes unbind"
+)
+_SOURCES = words("scalar_tensor full zeros ones empty arange")
+
+
+@dataclass(slots=True)
+class Operation:
+    """A node of the graph: ``compute``, a ``view``, a ``source`` (made of numbers), or ``left`` to
+    PyTorch for a ``reason`` (None: it computes no tensor, and nobody asks).
+
+    ``after`` are nodes that have to run before although it does not read them.
+    """
+
+    node: Any
+    kind: str = LEFT
+    calls: list[Call] = field(default_factory=list)
+    reason: str | None = None
+    after: tuple[Any, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """The operator without its overload: ``add``."""
+        return getattr(self.node.target, "_opname", getattr(self.node.target, "__name__", "?"))
+
+    @property
+    def counts(self) -> bool:
+        """Whether it is work: it computes a tensor, and is neither a view nor an element."""
+        if self.node.op != "call_function" or self.name == "getitem" or self.name in _VIEWS:
+            return False
+        return self.kind == COMPUTE or (self.kind == LEFT and self.reason is not None)
+
+    def leave(self, reason: str) -> None:
+        """Let PyTorch run it."""
+        self.kind, self.calls, self.reason = LEFT, [], reason
+
+
+@dataclass(slots=True)
+class Operations:
+    """Every node of one graph, in order, with its stand-in: a tensor without memory."""
+
+    by_node: dict[Any, Operation] = field(default_factory=dict)
+    values: dict[Any, Any] = field(default_factory=dict)
+    _seen: set[int] = field(default_factory=set)
+    _last_random: Any = None
+    _barrier: Any = None
+
+    def add(self, node: Any) -> None:
+        """The next node of the graph."""
+        operation = self.by_node[node] = Operation(node)
+        value = node.meta.get("val")
+        if node.op != "call_function":
+            self.values[node] = self._own(value)
+            return
+        self._order(operation)
+        if node.target is operator.getitem:
+            self._element(operation)
+            return
+        self.values[node] = self._own(value)
+        if not any(map(_is_tensor, _leaves(value))):
+            return
+        try:
+            self._convert(operation, value)
+        except FusecError as error:
+            operation.leave(error.message)
+
+    def _element(self, operation: Operation) -> None:
+        """One result of several: it goes where they go."""
+        source, place = operation.node.args
+        self.values[operation.node] = self.values[source][place]
+        origin = self.by_node[source]
+        operation.kind = COMPUTE if origin.kind == COMPUTE else origin.kind
+
+    def _own(self, value: Any) -> Any:
+        """``value`` with tensors that stand for no other node."""
+        if isinstance(value, tuple | list):
+            return tuple(map(self._own, value))
+        if _is_tensor(value) and id(value) in self._seen:
+            import torch
+
+            with value.fake_mode, torch.no_grad():
+                value = value.detach()
+        self._seen.add(id(value))
+        return value
+
+    def _order(self, operation: Operation) -> None:
+        """Random numbers are drawn in their order; what writes waits for all before it."""
+        node = operation.node
+        before = [self._barrier] if self._barrier is not None else []
+        if _writes(node):
+            before = [n for n in self.by_node if n is not node]
+            self._barrier = node
+        elif _draws(node):
+            before += [self._last_random] if self._last_random is not None else []
+            self._last_random = node
+        operation.after = tuple(before)
+
+    def _convert(self, operation: Operation, value: Any) -> None:
+        node = operation.node
+        target = node.target
+        if getattr(target, "namespace", None) not in ("aten", "prims"):
+            raise UnsupportedError("it is no operator of aten")
+        name, overload = target._opname, f"{target._opname}.{target._overloadname}"
+        if name in STAY or any(part in name for part in ATTENTION):
+            raise UnsupportedError(STAY.get(name, "it is an attention"))
+        if _writes(node):
+            raise UnsupportedError("it writes to a tensor that it is given")
+        if _draws(node):
+            raise UnsupportedError("it draws random numbers")
+        refuse(target, name, overload, NOWHERE)
+        arguments = self._arguments(node)
+        _check(_leaves(arguments), _leaves(value))
+        if target.namespace == "aten" and knows(name, overload):
+            positional, by_name = arguments
+            call = Call(
+                name, overload, named(target, positional, by_name), self.values[node], NOWHERE
+            )
+            operation.calls = [call]
+        else:
+            operation.calls, self.values[node] = _taken_apart(target, *arguments)
+        operation.kind = VIEW if name in _VIEWS else SOURCE if name in _SOURCES else COMPUTE
+
+    def _arguments(self, node: Any) -> tuple[Any, Any]:
+        from torch.fx.node import map_arg
+
+        found: tuple[Any, Any] = map_arg((node.args, node.kwargs), self.values.__getitem__)
+        return found
+
+
+def _taken_apart(target: Any, args: Sequence[Any], kwargs: Any) -> tuple[list[Call], Any]:
+    """The calls that an operator without a row is made of, and its result."""
+    import torch
+    from torch._dispatch.python import enable_python_dispatcher
+
+    tensors = [v for v in _leaves((args, kwargs)) if _is_tensor(v)]
+    if not tensors:
+        raise UnsupportedError("it makes a tensor of numbers in a way that fusec does not know")
+    owner, tape = Owner(), Tape()
+    for tensor in tensors:
+        owner.add(tensor, "argument")
+
+    def capture(tensor: Any, where: Where, reader: str) -> Any:
+        raise where.error(UnsupportedError, "it reads a constant tensor")
+
+    recorder = Recorder(tape, owner, knows, capture, None)
+    with torch.no_grad(), tensors[0].fake_mode, enable_python_dispatcher(), recorder.mode():
+        try:
+            result = target(*args, **kwargs)
+        except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError) as error:
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            raise UnsupportedError(f"PyTorch does not take it apart: {lines[0]}") from None
+    return tape.calls, tuple(result) if isinstance(result, list) else result
+
+
+def _check(given: Iterator[Any], made: Iterator[Any]) -> None:
+    """UnsupportedError for tensors that no kernel of fusec reads or writes."""
+    import torch
+    from torch.fx.experimental.symbolic_shapes import free_unbacked_symbols
+
+    devices = set()
+    for value in (*given, *made):
+        if not _is_tensor(value):
+            continue
+        if by_torch_name(str(value.dtype).removeprefix("torch.")) is None:
+            raise UnsupportedError(f"fusec has no type {value.dtype}")
+        if value.layout is not torch.strided or value.device.type not in ("cpu", "cuda"):
+            raise UnsupportedError(f"a tensor is {value.layout} on {value.device}")
+        if any(not isinstance(n, int) for n in value.shape) and free_unbacked_symbols(value):
+            raise UnsupportedError("a length depends on values")
+        devices.add(value.device)
+    if len(devices) > 1:
+        raise UnsupportedError("its tensors are on several devices")
+
+
+def _writes(node: Any) -> bool:
+    """Whether a node does more than give a result."""
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        module = getattr(node.target, "__module__", None) or ""
+        return not module.startswith(("_operator", "math", "builtins", "torch"))
+    return bool(schema.is_mutable or not schema.returns)
+
+
+def _draws(node: Any) -> bool:
+    import torch
+
+    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+
+
+def _leaves(value: Any) -> Iterator[Any]:
+    from torch.utils._pytree import tree_leaves
+
+    return iter(tree_leaves(value))
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "untyped_storage")

@@ -1,0 +1,219 @@
+"""A model's graph with kernels in it: regions become functions, the rest stays as it is.
+
+May import everything below the API, which passes in how a graph becomes callable.
+"""
+
+from __future__ import annotations
+
+import operator
+from collections import Counter
+from collections.abc import Callable, Mapping
+from functools import cache
+from typing import Any
+
+from fusec.errors import FusecError
+from fusec.frontend.model_calls import LEFT, VIEW
+from fusec.frontend.model_regions import order
+from fusec.frontend.model_trace import Model, ModelRegion
+from fusec.runtime.model_plan import Choice, Planned, build_soon, plan_region
+from fusec.runtime.model_region import RegionFunction
+from fusec.runtime.model_report import GraphReport, Report, finish
+from fusec.runtime.traced_bound import Known
+
+
+def compile_graph(
+    module: Any, stage: str, choice: Choice, report: Report
+) -> Callable[[list[Any]], Any]:
+    """The graph of ``module`` as a function of one list, which it empties.
+
+    Nothing that fusec cannot do is an error: PyTorch
+    does it, and ``report`` says so.
+    """
+    nodes = [n for n in module.graph.nodes if n.op != "output"]
+    output = next(n for n in module.graph.nodes if n.op == "output")
+    model = Model()
+    plans: dict[tuple[Any, ...], Planned] = {}
+    settled = False
+    while not settled:
+        model.cut(nodes, output.all_input_nodes)
+        settled = all([_settle(model, r, plans, choice) for r in model.regions])
+    for region in model.regions:
+        build_soon(plans[_key(region)])
+    functions = {r.nodes[0]: _function(module, r, plans[_key(r)]) for r in model.regions}
+    reports = [f.report for f in functions.values()]
+    counted = sum(o.counts for o in model.operations.by_node.values())
+    finish(report, GraphReport(stage, counted, reports, _left(model)))
+    # What a forward graph returns has to be the tensor that PyTorch expects, not an equal one.
+    kept = set() if stage == "backward" else set(output.all_input_nodes)
+    return boxed(module, _rewritten(module, model, functions, kept))
+
+
+def _key(region: ModelRegion) -> tuple[Any, ...]:
+    return tuple(region.nodes), tuple(region.results), tuple(region.inputs)
+
+
+def _settle(
+    model: Model,
+    region: ModelRegion,
+    plans: dict[tuple[Any, ...], Planned],
+    choice: Choice,
+) -> bool:
+    """Plan a region; False if it turns out to be no gain, and the model is to be cut again."""
+    if _key(region) in plans:
+        return True
+    try:
+        planned = plan_region(model, region, choice)
+    except FusecError as error:
+        model.leave(region, error.message)
+        return False
+    gained = planned.report.saved >= (1 if region.operators > 1 else 0)
+    if gained:
+        plans[_key(region)] = planned
+        return True
+    if not model.part(region):
+        model.leave(region, "as kernels it would move no fewer bytes")
+    return False
+
+
+def _function(module: Any, region: ModelRegion, planned: Planned) -> RegionFunction:
+    known = Known(region.program, planned.function)
+    return RegionFunction(region, known, _eager(module, region), planned.report, planned.given)
+
+
+def _eager(module: Any, region: ModelRegion) -> Callable[..., Any]:
+    """The region's own operators, put together when they are first needed."""
+
+    @cache
+    def program() -> Any:
+        import torch.fx
+
+        graph: Any = torch.fx.Graph()
+        outside = [*region.inputs, *region.numbers]
+        known = {n: graph.placeholder(n.name) for n in outside}
+        for node in (*region.absorbed, *region.nodes):
+            known[node] = graph.node_copy(node, known.__getitem__)
+        results = tuple(known[n] for n in region.results)
+        graph.output(results[0] if len(results) == 1 else results)
+        return torch.fx.GraphModule(module, graph)
+
+    return lambda *values: program()(*values)
+
+
+def _left(model: Model) -> Counter[tuple[str, str]]:
+    left = (o for o in model.operations.by_node.values() if o.kind == LEFT and o.counts)
+    return Counter((o.name, o.reason or "") for o in left)
+
+
+# -- the graph around -----------------------------------------------------------------------------
+
+
+def _rewritten(
+    module: Any, model: Model, functions: Mapping[Any, RegionFunction], kept: set[Any]
+) -> Any:
+    """The graph of ``module`` in which each region is one call, and no view undoes another.
+
+    The nodes ``kept`` stay as they are.
+    """
+    import torch.fx
+
+    graph: Any = torch.fx.Graph()
+    known: dict[Any, Any] = {}
+    nodes = [n for n in model.operations.by_node if n.op != "placeholder"]
+    place = {node: k for k, node in enumerate(nodes)}
+    regions = {r.nodes[0]: r for r in model.regions}
+    inside = {n for r in model.regions for n in r.nodes}
+    units = [[n] for n in nodes if n not in inside] + [r.nodes for r in model.regions]
+    needs = [_needs(model, node, regions, place) for node in nodes]
+    for node in module.graph.nodes:
+        if node.op == "placeholder":
+            known[node] = graph.node_copy(node)
+    for position in order([[place[n] for n in u] for u in units], needs):
+        first = units[position][0]
+        if first not in regions:
+            source = model.same(first)
+            made = source is first or first in kept
+            known[first] = graph.node_copy(first, known.__getitem__) if made else known[source]
+            continue
+        region = regions[first]
+        arguments = tuple(known[n] for n in (*region.inputs, *region.numbers))
+        call = graph.call_function(_plain(functions[first]), arguments)
+        known.update(_results(graph, region, call))
+        for node in region.nodes:
+            is_view = model.operations.by_node[node].kind == VIEW
+            if is_view and node not in known and all(i in known for i in node.all_input_nodes):
+                known[node] = graph.node_copy(node, known.__getitem__)
+    output = next(n for n in module.graph.nodes if n.op == "output")
+    graph.node_copy(output, known.__getitem__)
+    for node in reversed(list(graph.nodes)):
+        unused = not node.users and node.op not in ("placeholder", "output")
+        if unused and not _matters(node):
+            graph.erase_node(node)
+    return graph
+
+
+def _needs(
+    model: Model, node: Any, regions: Mapping[Any, ModelRegion], place: Mapping[Any, int]
+) -> list[int]:
+    """The operators that have to be there before one is; a region's inputs for its first."""
+    found = [*node.all_input_nodes, *model.operations.by_node[node].after]
+    if node in regions:
+        found += [*regions[node].inputs, *regions[node].numbers]
+    return [place[n] for n in found if n in place]
+
+
+def _matters(node: Any) -> bool:
+    """Whether a node that nobody reads has to run: it writes, or draws random numbers."""
+    import torch
+
+    schema = getattr(node.target, "_schema", None)
+    if schema is None:
+        return bool(node.is_impure())
+    tags = getattr(node.target, "tags", ())
+    drawn = torch.Tag.nondeterministic_seeded in tags
+    return bool(drawn or schema.is_mutable or not schema.returns)
+
+
+def _results(graph: Any, region: ModelRegion, call: Any) -> dict[Any, Any]:
+    if len(region.results) == 1:
+        return {region.results[0]: call}
+    return {
+        node: graph.call_function(operator.getitem, (call, k))
+        for k, node in enumerate(region.results)
+    }
+
+
+def _plain(function: RegionFunction) -> Callable[..., Any]:
+    """A region as a plain function, which torch.fx can name."""
+
+    def run(*values: Any) -> Any:
+        return function(*values)
+
+    run.__name__ = run.__qualname__ = function.report.name
+    return run
+
+
+def boxed(module: Any, graph: Any) -> Callable[[list[Any]], Any]:
+    """A graph as a function of one list, which it empties so that memory is given back early."""
+    import torch.fx
+
+    class Boxed(torch.fx.graph.CodeGen):
+        """Takes the arguments out of a list."""
+
+        def gen_fn_def(
+            self, free_vars: list[str], maybe_return_annotation: str, **options: Any
+        ) -> str:
+            names = [v.split(":")[0].split("=")[0].strip() for v in free_vars if v != "self"]
+            taken = "".join(f"{n}, " for n in names)
+            lines = [f"def {self._func_name}(self, given):"]
+            lines += [f"    {taken}= given"] if names else []
+            return "\n".join([*lines, "    given.clear()"])
+
+    graph.set_codegen(Boxed())
+    made = torch.fx.GraphModule(module, graph)
+    forward: Any = made.forward
+
+    def run(given: list[Any]) -> Any:
+        return forward(given)
+
+    run._boxed_call = True  # type: ignore[attr-defined]
+    return run

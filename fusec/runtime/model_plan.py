@@ -1,0 +1,205 @@
+"""What a region of a model costs as kernels, and what it costs PyTorch: bytes, counted from shapes.
+
+Kernels are built in the background, while PyTorch still works on the rest of the model. May import
+everything below the API, which passes in how a graph becomes callable.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cache
+from math import prod
+from typing import TYPE_CHECKING, Any
+
+from fusec.frontend.model_calls import COMPUTE
+from fusec.frontend.model_trace import Model, ModelRegion
+from fusec.ir.dtypes import by_torch_name
+from fusec.ir.node import Dim, Node
+from fusec.runtime.arguments import automatic_backend
+from fusec.runtime.launch import Given, output_plan, prepare
+from fusec.runtime.model_region import agree
+from fusec.runtime.model_report import RegionReport
+from fusec.runtime.specialize import (
+    Argument,
+    Circumstances,
+    Specialization,
+    concrete,
+    lay_out_all,
+    parts_of,
+)
+from fusec.runtime.steps import capability_of
+from fusec.runtime.traced_bound import Known, bind
+from fusec.runtime.traced_formula import TracedFormula
+
+if TYPE_CHECKING:
+    import torch
+
+    from fusec.passes.simplify import Numerics
+
+_NAMED = 3  # operators in the name of a kernel
+# How often PyTorch reads the inputs of an operator, where it is more than once: gradients of
+# weights are a sweep of their own, and so are statistics.
+_SWEEPS = {
+    "native_layer_norm_backward": 2,
+    "native_batch_norm_backward": 2,
+    "_native_batch_norm_legit_functional": 2,
+    "_native_batch_norm_legit": 2,
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What kernels a model gets. ``make`` gives the callable for a formula; ``backend`` may be
+    ``auto``.
+    """
+
+    make: Callable[[TracedFormula], Any]
+    backend: str
+    numerics: Numerics
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """A region's kernels, not yet built: the function for its graph, what it costs, and whether its
+    results have to be laid out beforehand.
+    """
+
+    function: Any
+    report: RegionReport
+    given: bool
+    build: Callable[[], object]
+
+
+def plan_region(model: Model, region: ModelRegion, choice: Choice) -> Planned:
+    """Plan the kernels of a region for the shapes of the example. Raises what planning raises."""
+    program = region.program
+    assert program.resolved is not None
+    name = _name(model, region)
+    formula = TracedFormula(program.source, program.resolved, choice.numerics, f"{name}_kernel")
+    function = choice.make(formula)
+    values = model.operations.values
+    arguments = _arguments(Known(program, function), [_example(values[n]) for n in region.inputs])
+    results = [_example(values[n]) for n in region.results]
+    special: Specialization = function.specialization(arguments)
+    sizes = special.sizes(arguments)
+    own = [output_plan(special, k, arguments, sizes) for k in range(len(results))]
+    pairs = zip(own, results, strict=True)
+    given = any(p.shape != tuple(r.shape) or not agree(r, p.strides) for p, r in pairs)
+    given = given and not any(r.steps for r in program.results)
+    outs = [_given(k, r) for k, r in enumerate(results)] if given else None
+    device = max((values[n].device for n in region.inputs), key=lambda d: d.type != "cpu")
+    automatic = choice.backend == "auto"
+    backend = automatic_backend(device) if automatic else choice.backend
+    eager = _eager_bytes(model, region)
+    if backend == "torch":
+        fused = _bytes((a.node for _, accesses in special.regions for a in accesses), sizes)
+        report = RegionReport(name, region.operators, len(special.regions), eager, fused)
+        return Planned(function, report, given, _nothing)
+    where = Circumstances(
+        None, capability_of(device), automatic=automatic and device.type == "cuda"
+    )
+    _, laid, sizes = lay_out_all(special, arguments, sizes, {}, backend, where)
+    fused = _bytes((a.node for one in laid for a in one.accesses), sizes)
+    kernels = sum(len(parts_of(one)) for one in laid)
+    even = frozenset(formula.inputs)
+
+    def build() -> None:
+        if device.type == "cuda":
+            _enter(device)
+        prepare(special, arguments, backend, device, even, outs, automatic=automatic)
+
+    report = RegionReport(name, region.operators, kernels, eager, fused)
+    return Planned(function, report, given, build)
+
+
+def build_soon(planned: Planned) -> None:
+    """Build a region's kernels in another thread; a call that comes first waits for them.
+
+    What fails there fails again where the kernels are first used, and is seen to there.
+    """
+    _builders().submit(planned.build)
+
+
+@cache
+def _builders() -> ThreadPoolExecutor:
+    workers = max(2, min(8, os.cpu_count() or 2))
+    return ThreadPoolExecutor(workers, thread_name_prefix="fusec-build")
+
+
+def _enter(device: torch.device) -> None:
+    """Make the GPU's context that of this thread."""
+    import torch
+
+    torch.cuda.set_device(device)
+
+
+def _nothing() -> None:
+    """There is nothing to build."""
+
+
+def _name(model: Model, region: ModelRegion) -> str:
+    known = (model.operations.by_node[n] for n in region.nodes)
+    names = dict.fromkeys(o.name.strip("_") for o in known if o.kind == COMPUTE)
+    return "_".join(["fused", *[n for n in names if n != "getitem"][:_NAMED]])
+
+
+def _example(tensor: Any) -> Any:
+    """A tensor without memory, of the lengths that the graph was made with."""
+    import torch
+
+    shape, strides = map(hint, tensor.shape), map(hint, tensor.stride())
+    return torch.empty_strided(tuple(shape), tuple(strides), dtype=tensor.dtype, device="meta")
+
+
+def _arguments(known: Known, leaves: Sequence[Any]) -> list[Argument]:
+    """What the kernels get: the region's inputs under its views."""
+    found = []
+    for number, steps in bind(known, leaves).views:
+        value = leaves[number]
+        for step in steps:
+            value = step(value)
+        dtype = by_torch_name(str(value.dtype).removeprefix("torch."))
+        assert dtype is not None
+        found.append(Argument(dtype, tuple(value.shape), tuple(value.stride())))
+    return found
+
+
+def _given(position: int, result: Any) -> Given:
+    shape, strides = tuple(result.shape), tuple(result.stride())
+    return Given(f"out[{position}]", shape, strides, str(result.dtype), True, True)
+
+
+def _eager_bytes(model: Model, region: ModelRegion) -> int:
+    """What PyTorch's operators read and write one by one."""
+    total = 0
+    for node in region.nodes:
+        operation = model.operations.by_node[node]
+        if operation.kind != COMPUTE or operation.name == "getitem":
+            continue
+        read = [model.operations.values[i] for i in node.all_input_nodes]
+        made = model.operations.values[node]
+        total += _SWEEPS.get(operation.name, 1) * sum(map(_size, read))
+        total += sum(map(_size, made if isinstance(made, tuple) else (made,)))
+    return total
+
+
+def _size(value: Any) -> int:
+    """Bytes of the memory behind a tensor, repeated elements counted once; 0 for a number."""
+    if not hasattr(value, "untyped_storage"):
+        return 0
+    pairs = zip(value.shape, value.stride(), strict=True)
+    return prod(hint(n) for n, s in pairs if hint(s)) * int(value.element_size())
+
+
+def _bytes(nodes: Iterable[Node], sizes: Mapping[Dim, int]) -> int:
+    """What kernels read and write that access these nodes."""
+    return sum(prod(concrete(n.shape, dict(sizes))) * n.dtype.itemsize for n in nodes)
+
+
+def hint(length: Any) -> int:
+    """A length in the example that the graph was made with."""
+    node = getattr(length, "node", None)
+    return int(length if node is None else node.hint)

@@ -1,0 +1,93 @@
+"""``torch.compile(model, backend="fusec")``: Dynamo gives a graph, AOTAutograd makes a forward and
+a backward one of it, and each runs with kernels of fusec in it.
+
+PyTorch finds the backend through the entry point ``torch_dynamo_backends``; importing this module
+registers it too. May import the API and everything below it.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any, cast
+
+from fusec.api import BACKENDS, NUMERICS, CompiledFunction
+from fusec.errors import UnknownNameError, did_you_mean
+from fusec.runtime.choices import choose
+from fusec.runtime.model_graph import compile_graph
+from fusec.runtime.model_plan import Choice
+from fusec.runtime.model_report import begin, last_report
+
+if TYPE_CHECKING:
+    from fusec.passes.simplify import Numerics
+    from fusec.runtime.traced_formula import TracedFormula
+
+__all__ = ["fusec", "last_report"]
+
+_MANY = 1024  # programs of regions that are remembered, so that equal layers share theirs
+_SHARED: dict[Any, CompiledFunction] = {}
+_LOCK = threading.Lock()
+
+
+def fusec(
+    graph: Any, example_inputs: Sequence[Any], *, options: dict[str, str] | None = None
+) -> Callable[..., Any]:
+    """The backend that Dynamo calls with a ``torch.fx.GraphModule``.
+
+    ``options`` may name the ``backend`` of kernels and the ``numerics``, as ``fusec.compile`` does:
+    ``torch.compile(model, backend="fusec", options={"numerics": "precise"})``. Raises
+    UnknownNameError and FusecError for others.
+    """
+    from torch._dynamo.backends.common import aot_autograd
+    from torch._functorch.partitioners import min_cut_rematerialization_partition
+
+    backend, numerics = _chosen(options or {})
+    report = begin()
+
+    choice = Choice(lambda formula: _shared(formula, backend), backend, numerics)
+
+    def compiler(stage: str) -> Callable[..., Any]:
+        return lambda module, inputs: compile_graph(module, stage, choice, report)
+
+    made: Callable[..., Any] = aot_autograd(
+        fw_compiler=compiler("forward"),
+        bw_compiler=compiler("backward"),
+        inference_compiler=compiler("inference"),
+        partition_fn=min_cut_rematerialization_partition,
+        keep_inference_input_mutations=True,
+    )(graph, example_inputs)
+    return made
+
+
+def _chosen(options: dict[str, str]) -> tuple[str, Numerics]:
+    """The backend of kernels and the numerics."""
+    known = ("backend", "numerics")
+    for name in options:
+        if name not in known:
+            raise UnknownNameError(
+                f"the backend has no option {name!r}",
+                hint=did_you_mean(name, known) or f"there are {' and '.join(known)}",
+            )
+    backend, numerics = options.get("backend", "auto"), options.get("numerics", "torch")
+    choose("backend", backend, BACKENDS)
+    choose("numerics", numerics, NUMERICS)
+    return backend, cast("Numerics", numerics)
+
+
+def _shared(formula: TracedFormula, backend: str) -> CompiledFunction:
+    """The function for a formula; one for all regions that compute the same."""
+    key = (backend, *sorted(formula.identity().items()))
+    with _LOCK:
+        if len(_SHARED) >= _MANY:
+            _SHARED.clear()
+        return _SHARED.setdefault(key, CompiledFunction(formula, backend))
+
+
+def _register() -> None:
+    from torch._dynamo.backends.registry import list_backends, register_backend
+
+    if "fusec" not in list_backends(exclude_tags=None):
+        register_backend(fusec, name="fusec")
+
+
+_register()
