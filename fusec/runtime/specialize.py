@@ -8,7 +8,6 @@ import everything below the API.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
@@ -21,14 +20,14 @@ from fusec.codegen.kernel import Config, Form, Kernel
 from fusec.codegen.layout import Arrangement, Operand, arrange, operands
 from fusec.codegen.lower import CPP, CUDA, TRITON, Job, lower, sweeps_of
 from fusec.errors import InternalError
-from fusec.ir.dtypes import F8E4M3, DType
+from fusec.ir.dtypes import DType
 from fusec.ir.graph import Graph, InputSpec, Output
 from fusec.ir.node import Dim, Shape
 from fusec.passes.columns import CHUNKS, carry_columns
-from fusec.passes.float8 import overflow_to_nan
 from fusec.passes.fuse import Plan, Region, plan
 from fusec.passes.pipeline import dump_directory
 from fusec.passes.pipeline import run as run_passes
+from fusec.runtime.casts import as_pytorch
 from fusec.runtime.cubin import Facts
 from fusec.runtime.formula import Formula
 from fusec.runtime.recipe import Built
@@ -147,7 +146,7 @@ def of_graph(
     equal: tuple[tuple[Dim, Dim], ...] = (),
 ) -> Specialization:
     """Simplify and cut a graph; ``formula`` names its inputs in order, the mode and the kernels."""
-    graph = run_passes(_as_pytorch(resolved), formula.numerics)
+    graph = run_passes(as_pytorch(resolved), formula.numerics)
     made = plan(graph, formula.name, formula.fuse)
     if settings.get().debug >= 2:
         for region in made.regions:
@@ -160,23 +159,6 @@ def of_graph(
         special.carried.variants = special.variants
         special.carried.binaries = special.binaries
     return special
-
-
-def _as_pytorch(graph: Graph) -> Graph:
-    """``graph`` with the casts that the PyTorch at hand makes."""
-    if not any(n.op.name == "cast" and n.dtype is F8E4M3 for n in graph.nodes()):
-        return graph
-    return overflow_to_nan(graph) if _float8_overflows() else graph
-
-
-@functools.cache
-def _float8_overflows() -> bool:
-    """Whether PyTorch makes NaN of a number that float8_e4m3fn does not hold."""
-    import torch
-    from torch.utils._python_dispatch import _disable_current_modes
-
-    with _disable_current_modes():  # a number is asked for, whatever stands around the call
-        return bool(torch.tensor(1e4).to(torch.float8_e4m3fn).float().isnan())
 
 
 def _of_plan(
