@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from fusec.version import __version__
 
 if TYPE_CHECKING:
-    from fusec.api import CompiledFunction, compile, fuse, stats
+    from fusec.api import CompiledFunction, compile, fuse
     from fusec.errors import (
         BuildError,
         DTypeError,
@@ -22,6 +22,7 @@ if TYPE_CHECKING:
         UnknownNameError,
         UnsupportedError,
     )
+    from fusec.runtime.counters import stats
     from fusec.runtime.traced import TracedFunction
 
 __all__ = [
@@ -41,7 +42,7 @@ __all__ = [
     "stats",
 ]
 
-_HOMES = {"TracedFunction": "fusec.runtime.traced"}
+_HOMES = {"TracedFunction": "fusec.runtime.traced", "stats": "fusec.runtime.counters"}
 
 # Hidden from type checkers: they would take a module __getattr__ as leave for any name at all.
 if not TYPE_CHECKING:

@@ -64,7 +64,7 @@ class Call:
             self._move(points)
         if out is not None:
             key.extend(self._take_outputs(out))
-        self.backend = backend if backend != "auto" else _automatic(self.device)
+        self.backend = backend if backend != "auto" else automatic_backend(self.device)
         self.key = tuple(key)
 
     def _key_of(self, position: int, value: torch.Tensor) -> object:
@@ -373,7 +373,8 @@ def _cpu_backend() -> str:
     return "torch"
 
 
-def _automatic(device: torch.device) -> str:
+def automatic_backend(device: torch.device) -> str:
+    """What ``backend="auto"`` means for tensors on ``device``."""
     return (
         "triton" if device.type == "cuda" else _cpu_backend() if device.type == "cpu" else "torch"
     )

@@ -363,6 +363,14 @@ class TracedFunction:
         return bound.known, views
 
 
+def _while_tracing(traced: Any, /, *args: Any, **named: Any) -> Any:
+    """What Dynamo reads in place of a call: the function itself, for its graph."""
+    return traced.function(*args, **named)
+
+
+vars(TracedFunction.__call__)["_torchdynamo_inline"] = _while_tracing
+
+
 def _lookup(module: str | None, name: str) -> Any:
     found: Any = sys.modules.get(module or "")
     for part in name.split("."):
