@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from fusec.version import __version__
 
 if TYPE_CHECKING:
+    from fusec import nn
     from fusec.api import CompiledFunction, compile, fuse
     from fusec.errors import (
         BuildError,
@@ -39,10 +40,15 @@ __all__ = [
     "__version__",
     "compile",
     "fuse",
+    "nn",
     "stats",
 ]
 
-_HOMES = {"TracedFunction": "fusec.runtime.traced", "stats": "fusec.runtime.counters"}
+_HOMES = {
+    "TracedFunction": "fusec.runtime.traced",
+    "nn": "fusec.nn",
+    "stats": "fusec.runtime.counters",
+}
 
 # Hidden from type checkers: they would take a module __getattr__ as leave for any name at all.
 if not TYPE_CHECKING:
@@ -55,7 +61,9 @@ if not TYPE_CHECKING:
         from fusec.collector import without_collections
 
         with without_collections():
-            value = getattr(import_module(home), name)
+            value = (
+                import_module("fusec.nn") if name == "nn" else getattr(import_module(home), name)
+            )
         globals()[name] = value
         return value
 

@@ -22,9 +22,10 @@ LAYERS = {
     "codegen": 5,
     "runtime": 6,
     "api": 7,
-    "__init__": 8,
-    "cli": 9,
-    "__main__": 10,
+    "nn": 8,
+    "__init__": 9,
+    "cli": 10,
+    "__main__": 11,
 }
 
 # From the passes, code generation takes the Plan and nothing else.

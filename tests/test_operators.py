@@ -204,7 +204,7 @@ def test_export(strict: bool, tmp_path: Path) -> None:
     torch.export.save(program, tmp_path / "block.pt2")
     torch.save((x, block(x).detach()), tmp_path / "case.pt")
     script = (
-        "import torch, fusec.runtime.operators; from pathlib import Path; "
+        "import torch, fusec.nn; from pathlib import Path; "
         f"x, y = torch.load({str(tmp_path / 'case.pt')!r}); "
         f"found = torch.export.load({str(tmp_path / 'block.pt2')!r}).module()(x); "
         "torch.testing.assert_close(found.detach(), y); print('same')"

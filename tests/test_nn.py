@@ -1,0 +1,338 @@
+"""``fusec.nn`` against ``torch.nn``: arguments, numbers, gradients, state, text and errors."""
+
+from __future__ import annotations
+
+import copy
+import io
+import pickle
+import warnings
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch.testing import assert_close
+
+import fusec
+from fusec import nn
+from fusec.nn import support
+
+KINDS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
+# A module by name, its arguments, and the shape of an input.
+CASES: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
+    ("RMSNorm", {"normalized_shape": 6}, (4, 6)),
+    ("RMSNorm", {"normalized_shape": (3, 4), "eps": 0.1}, (2, 5, 3, 4)),
+    ("RMSNorm", {"normalized_shape": [6], "elementwise_affine": False}, (6,)),
+    ("LayerNorm", {"normalized_shape": 6}, (2, 4, 6)),
+    ("LayerNorm", {"normalized_shape": (3, 4), "eps": 0.1}, (5, 3, 4)),
+    ("LayerNorm", {"normalized_shape": 6, "bias": False}, (4, 6)),
+    ("LayerNorm", {"normalized_shape": 6, "elementwise_affine": False}, (4, 6)),
+    ("LayerNorm", {"normalized_shape": 6}, (0, 6)),
+    ("Softmax", {"dim": -1}, (2, 3, 4)),
+    ("Softmax", {"dim": 0}, (5, 3)),
+    ("Softmax", {"dim": 1}, (2, 3, 4)),
+    ("Softmax", {"dim": 1}, (2, 0)),
+    ("Softmax", {"dim": -1}, ()),
+    ("GELU", {}, (3, 4)),
+    ("GELU", {"approximate": "tanh"}, ()),
+    ("GELU", {"approximate": "tanh"}, (0, 3)),
+]
+IDS = [f"{name}{i}" for i, (name, _, _) in enumerate(CASES)]
+
+
+def pair(name: str, arguments: dict[str, Any], dtype: torch.dtype) -> tuple[Any, Any]:
+    """fusec's module and PyTorch's, with the same random parameters."""
+    factory = {"dtype": dtype} if "Norm" in name else {}
+    ours = getattr(nn, name)(**arguments, **factory)
+    theirs = getattr(torch.nn, name)(**arguments, **factory)
+    for parameter in theirs.parameters():
+        torch.nn.init.normal_(parameter)
+    ours.load_state_dict(theirs.state_dict())
+    return ours, theirs
+
+
+def compare(ours: Any, theirs: Any, *inputs: torch.Tensor, **tolerance: float) -> None:
+    """Results and gradients of both, on inputs that may require grad."""
+    found, expected = ours(*inputs), theirs(*inputs)
+    assert_close(found, expected, **tolerance)
+    leaves = [x for x in inputs if x.requires_grad]
+    given = torch.randn_like(expected)
+    gradients = [
+        torch.autograd.grad(result, [*leaves, *module.parameters()], given)
+        for module, result in ((ours, found), (theirs, expected))
+    ]
+    for mine, reference in zip(*gradients, strict=True):
+        assert_close(mine, reference, **tolerance)
+
+
+@pytest.fixture
+def kernels(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """The formulas that modules run, in order."""
+    seen: list[str] = []
+    plain = support.function
+
+    def noted(text: str, name: str, inputs: tuple[str, ...]) -> Any:
+        seen.append(text)
+        return plain(text, name, inputs)
+
+    monkeypatch.setattr(support, "function", noted)
+    return seen
+
+
+@pytest.mark.parametrize(("name", "arguments", "shape"), CASES, ids=IDS)
+def test_like_pytorch(
+    name: str, arguments: dict[str, Any], shape: tuple[int, ...], kernels: list[str]
+) -> None:
+    torch.manual_seed(0)
+    ours, theirs = pair(name, arguments, torch.float64)
+    x = torch.randn(shape, dtype=torch.float64)
+    turned = x.movedim(0, -1).contiguous().movedim(-1, 0) if x.dim() > 1 else x
+    for given in (x, turned):
+        compare(ours, theirs, given.clone().requires_grad_())
+    assert kernels or not x.dim()
+    assert repr(ours) == repr(theirs)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+
+
+@pytest.mark.parametrize("dtype", KINDS[:3])
+@pytest.mark.parametrize("case", [0, 3, 8, 13])
+def test_types(case: int, dtype: torch.dtype, kernels: list[str]) -> None:
+    """Each type as accurate as PyTorch, and ``eps=None`` what it is there."""
+    name, arguments, shape = CASES[case]
+    ours, theirs = pair(name, arguments, dtype)
+    for scale in (1.0, 1e-3):
+        x = (torch.randn(shape) * scale).to(dtype).requires_grad_()
+        compare(ours, theirs, x, **({} if dtype == torch.float32 else {"atol": 0.03, "rtol": 0.03}))
+    assert kernels
+
+
+@pytest.mark.filterwarnings("ignore:Mismatch dtype:UserWarning")  # PyTorch's own, of its speed
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("name", ["RMSNorm", "LayerNorm"])
+def test_half_inputs_and_whole_parameters(
+    name: str, dtype: torch.dtype, kernels: list[str]
+) -> None:
+    ours, theirs = pair(name, {"normalized_shape": 6}, torch.float32)
+    x = torch.randn(4, 6).to(dtype)
+    assert ours(x).dtype == theirs(x).dtype == dtype
+    assert_close(ours(x), theirs(x))
+    assert kernels
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", [0, 3, 8, 13])
+def test_autocast(case: int, dtype: torch.dtype, kernels: list[str]) -> None:
+    name, arguments, shape = CASES[case]
+    ours, theirs = pair(name, arguments, torch.float32)
+    loss = torch.nn.CrossEntropyLoss(), nn.CrossEntropyLoss()
+    for kind in (torch.float32, dtype):
+        x = torch.randn(shape).to(kind)
+        target = torch.arange(4)
+        with torch.autocast("cpu", dtype=dtype):
+            assert_close(ours(x), theirs(x))
+            if x.shape == (4, 6):
+                assert_close(loss[1](x, target), loss[0](x, target))
+    assert kernels
+
+
+LOSSES: list[dict[str, Any]] = [
+    {},
+    {"reduction": "sum"},
+    {"reduction": "none"},
+    {"ignore_index": 1},
+    {"ignore_index": 1, "reduction": "none"},
+    {"label_smoothing": 0.1},
+    {"label_smoothing": 0.1, "ignore_index": 2, "reduction": "sum"},
+    {"weight": True},
+    {"weight": True, "ignore_index": 2, "label_smoothing": 0.3},
+    {"weight": True, "label_smoothing": 1.0, "reduction": "none"},
+    {"size_average": False},
+]
+
+
+@pytest.mark.parametrize("arguments", LOSSES, ids=lambda a: "-".join(a) or "plain")
+def test_cross_entropy(arguments: dict[str, Any], kernels: list[str]) -> None:
+    torch.manual_seed(0)
+    options = dict(arguments)
+    if options.pop("weight", False):
+        options["weight"] = torch.rand(5, dtype=torch.float64)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # size_average is an old name
+        ours, theirs = nn.CrossEntropyLoss(**options), torch.nn.CrossEntropyLoss(**options)
+    assert list(ours.state_dict()) == list(theirs.state_dict())
+    assert (repr(ours), ours.reduction) == (repr(theirs), theirs.reduction)
+    for shape in ((5,), (4, 5), (2, 5, 3)) if not arguments else ((2, 5, 3),):
+        x = torch.randn(shape, dtype=torch.float64, requires_grad=True)
+        target = torch.randint(5, shape[:0] if len(shape) == 1 else (shape[0], *shape[2:]))
+        compare(ours, theirs, x, target)
+        axis = 0 if len(shape) == 1 else 1
+        probabilities = torch.randn(shape, dtype=torch.float64).softmax(axis).requires_grad_()
+        if options.get("ignore_index", -100) < 0 and options.get("label_smoothing") != 1:
+            compare(ours, theirs, x, probabilities)
+    assert kernels
+
+
+def test_cross_entropy_of_halves() -> None:
+    ours, theirs = nn.CrossEntropyLoss(), torch.nn.CrossEntropyLoss()
+    target = torch.randint(50, (8,))
+    for dtype in (torch.bfloat16, torch.float16):
+        x = torch.randn(8, 50).to(dtype).requires_grad_()
+        compare(ours, theirs, x, target, atol=2e-2, rtol=2e-2)
+        assert_close(ours(x, target).double(), theirs(x.double(), target), atol=0, rtol=2**-8)
+
+
+def test_cross_entropy_at_the_edge() -> None:
+    ours, theirs = nn.CrossEntropyLoss(), torch.nn.CrossEntropyLoss()
+    nothing = torch.zeros(0, 5), torch.zeros(0, dtype=torch.int64)
+    ignored = torch.zeros(2, 5), torch.full((2,), -100)
+    for x, target in (nothing, ignored):
+        assert_close(ours(x, target), theirs(x, target), equal_nan=True)
+    x = torch.randn(2, 5)
+    cases: list[tuple[torch.Tensor, torch.Tensor]] = [
+        (x, torch.tensor([1, 5])),
+        (x, torch.tensor([-1, 0])),
+        (x, torch.zeros(3, dtype=torch.int64)),
+        (x, torch.zeros(2, dtype=torch.int32)),
+        (x, torch.zeros(2, 4)),
+        (x.long(), torch.zeros(2, dtype=torch.int64)),
+    ]
+    for given in cases:
+        with pytest.raises((IndexError, RuntimeError, ValueError)) as expected:
+            theirs(*given)
+        with pytest.raises(expected.type) as found:
+            ours(*given)
+        assert str(found.value) == str(expected.value)
+    assert_close(
+        ours(x, torch.tensor([1, 3], dtype=torch.uint8)), F.cross_entropy(x, torch.tensor([1, 3]))
+    )
+
+
+def test_errors_are_those_of_pytorch() -> None:
+    cases: list[tuple[Any, Any, torch.Tensor]] = [
+        (nn.LayerNorm(4), torch.nn.LayerNorm(4), torch.ones(2, 3)),
+        (nn.RMSNorm((2, 4)), torch.nn.RMSNorm((2, 4)), torch.ones(4)),
+        (nn.LayerNorm(4), torch.nn.LayerNorm(4), torch.ones(2, 4, dtype=torch.float64)),
+        (nn.Softmax(2), torch.nn.Softmax(2), torch.ones(2, 3)),
+        (nn.Softmax(0), torch.nn.Softmax(0), torch.ones(2, dtype=torch.int64)),
+        (nn.GELU("tan"), torch.nn.GELU("tan"), torch.ones(2)),
+    ]
+    for ours, theirs, x in cases:
+        with pytest.raises((IndexError, RuntimeError, ValueError)) as expected:
+            theirs(x)
+        with pytest.raises(expected.type) as found:
+            ours(x)
+        assert str(found.value) == str(expected.value)
+    with pytest.warns(UserWarning, match="Implicit dimension"):
+        assert_close(nn.Softmax()(torch.ones(2, 3)), torch.full((2, 3), 1 / 3))
+
+
+def test_what_kernels_cannot_read_is_computed_by_pytorch(kernels: list[str]) -> None:
+    ours, theirs = nn.LayerNorm(3), torch.nn.LayerNorm(3)
+    meta = ours.to("meta")(torch.ones(2, 3, device="meta"))
+    assert (meta.shape, meta.device.type) == ((2, 3), "meta")
+    nested = torch.nested.nested_tensor([torch.randn(2, 3), torch.randn(4, 3)], layout=torch.jagged)
+    assert_close(nn.LayerNorm(3)(nested).values(), theirs(nested).values())
+    assert kernels == []
+
+
+def test_swiglu(kernels: list[str]) -> None:
+    x = torch.randn(3, 4, 6, dtype=torch.float64, requires_grad=True)
+    for dim in (-1, 1):
+        gate, up = x.chunk(2, dim)
+        expected = F.silu(gate) * up
+        for found in (nn.SwiGLU(dim)(x), nn.SwiGLU(dim)(gate, up)):
+            assert_close(found, expected)
+            pairs = [torch.autograd.grad(y.sum(), x, retain_graph=True) for y in (found, expected)]
+            assert_close(*pairs)
+    assert repr(nn.SwiGLU(1)) == "SwiGLU(dim=1)"
+    assert kernels
+    with pytest.raises(fusec.ShapeError, match="two halves"):
+        nn.SwiGLU(0)(x)
+    mixed = nn.SwiGLU()(torch.ones(2, 3, dtype=torch.bfloat16), torch.ones(2, 3))
+    assert mixed.dtype == torch.float32
+
+
+def test_state_and_copies() -> None:
+    ours, theirs = pair("LayerNorm", {"normalized_shape": 4}, torch.float32)
+    x = torch.randn(2, 4)
+    expected = ours(x)
+    theirs.load_state_dict(ours.state_dict())
+    buffer = io.BytesIO()
+    torch.save(ours, buffer)
+    buffer.seek(0)
+    loaded = torch.load(buffer, weights_only=False)
+    for other in (copy.deepcopy(ours), pickle.loads(pickle.dumps(ours)), loaded, theirs):
+        assert_close(other(x), expected)
+    assert ours.double()(x.double()).dtype == torch.float64
+    ours.eps = 10.0
+    assert_close(ours(x.double()), F.layer_norm(x.double(), (4,), ours.weight, ours.bias, 10.0))
+
+
+def test_formula() -> None:
+    swish = nn.Formula("x * sigmoid(beta * x) + shift", {"beta": 1, "shift": torch.zeros(3)})
+    assert swish.inputs == ("x",)
+    assert repr(swish) == (
+        "Formula('x * sigmoid(beta * x) + shift', parameters={'beta': [], 'shift': [3]})"
+    )
+    x = torch.randn(2, 3)
+    assert_close(swish(x), F.silu(x))
+    assert_close(swish(x=x), F.silu(x))
+    swish(x).sum().backward()
+    assert_close(swish.shift.grad, torch.full((3,), 2.0))
+    assert sorted(swish.state_dict()) == ["beta", "shift"]
+    for other in (copy.deepcopy(swish), pickle.loads(pickle.dumps(swish))):
+        other.load_state_dict({"beta": torch.tensor(2.0), "shift": torch.ones(3)})
+        assert_close(other(x), x * torch.sigmoid(2 * x) + 1)
+    half = nn.Formula("x * a", {"a": 2.0}, dtype=torch.bfloat16, numerics="precise")
+    assert half(x.bfloat16()).dtype == torch.bfloat16
+    gate = nn.Formula("a * x + y", {"a": 2.0})
+    assert gate(torch.ones(2), y=torch.ones(2)).tolist() == [3.0, 3.0]
+    for bad in ((torch.ones(2),) * 3, (torch.ones(2),)):
+        with pytest.raises(fusec.UnknownNameError):
+            gate(*bad)
+    with pytest.raises(fusec.UnknownNameError, match="given twice"):
+        gate(torch.ones(2), torch.ones(2), x=torch.ones(2))
+    with pytest.raises(fusec.UnknownNameError, match="no input 'b'"):
+        nn.Formula("x * a", {"b": 1.0})
+
+
+class Model(torch.nn.Module):
+    """Every module once; ``made`` is ``fusec.nn`` or ``torch.nn``."""
+
+    def __init__(self, made: Any) -> None:
+        super().__init__()
+        self.layers = torch.nn.Sequential(
+            torch.nn.Linear(6, 8),
+            made.LayerNorm(8),
+            made.GELU("tanh"),
+            torch.nn.Linear(8, 6),
+            made.RMSNorm(6),
+            made.Softmax(-1),
+        )
+        self.loss = made.CrossEntropyLoss(label_smoothing=0.1)
+
+    def forward(self, x: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+        loss: torch.Tensor = self.loss(self.layers(x), target)
+        return loss
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_whole_model_in_a_whole_graph(autocast: bool) -> None:
+    torch._dynamo.reset()
+    ours, theirs = Model(nn), Model(torch.nn)
+    ours.load_state_dict(theirs.state_dict())
+    inside = torch.compile(ours, fullgraph=True, backend="aot_eager", dynamic=True)
+    for rows in (3, 5):
+        x, target = torch.randn(rows, 6), torch.randint(6, (rows,))
+        with torch.autocast("cpu", dtype=torch.bfloat16, enabled=autocast):
+            found, expected = inside(x, target), theirs(x, target)
+        assert_close(found, expected, atol=1e-2 if autocast else 1e-6, rtol=1e-5)
+        pairs = zip(
+            torch.autograd.grad(found, tuple(ours.parameters())),
+            torch.autograd.grad(expected, tuple(theirs.parameters())),
+            strict=True,
+        )
+        for mine, reference in pairs:
+            assert_close(mine, reference, atol=2e-2 if autocast else 1e-6, rtol=1e-5)
+    text = torch.export.export(ours, (x, target)).graph_module.code
+    assert text.count("fusec.call") == 5
