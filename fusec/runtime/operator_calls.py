@@ -39,8 +39,13 @@ def through_operator(written: str, values: Sequence[Any]) -> Any:
 
 
 def while_tracing(function: Any, /, *args: Any, out: Any = None, **named: Any) -> Any:
-    """What Dynamo reads in place of ``CompiledFunction.__call__``, which no graph can hold."""
-    if out is not None:
-        raise UnsupportedError("out= is for calls outside of a graph")
+    """What Dynamo reads in place of ``CompiledFunction.__call__``, which no graph can hold. If it
+    raises, the graph ends before the call.
+    """
+    import torch
+
     values = function._by_name(args, named)
+    kinds = (torch.Tensor, bool, int, float)
+    if out is not None or not all(isinstance(v, kinds) for v in values):
+        raise UnsupportedError("out= and arrays are for calls outside of a graph")
     return through_operator(function._written, values)

@@ -8,6 +8,7 @@ import torch and everything below the API.
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any
@@ -16,9 +17,11 @@ import torch
 
 from fusec.errors import DTypeError, FusecError, UnsupportedError
 from fusec.ir.dtypes import by_torch_name
-from fusec.runtime.arguments import Call, run
-from fusec.runtime.autograd import Step
+from fusec.runtime.addresses import NUMBERS
+from fusec.runtime.arguments import Call, automatic_backend, plain_types, run
+from fusec.runtime.autograd import Step, run_tracked
 from fusec.runtime.launch import output_plan, prepare
+from fusec.runtime.operator_calls import seen_by_torch
 from fusec.runtime.operator_steps import (
     NamedStep,
     device_of,
@@ -39,7 +42,7 @@ from fusec.runtime.programs import (
     root_of,
     sizes_of,
 )
-from fusec.runtime.specialize import Specialization, specialize
+from fusec.runtime.specialize import Argument, Specialization, specialize
 
 _LIMIT = 1024  # exact shapes remembered
 # Results may take the layout of an input, which therefore must not change on the way.
@@ -47,6 +50,8 @@ TAGS = (getattr(torch.Tag, "needs_exact_strides", torch.Tag.needs_fixed_stride_o
 
 _prepared: dict[object, Prepared] = {}
 _steps: dict[object, Step] = {}
+_recorded: dict[str, dict[tuple[object, ...], Step]] = {}
+_PLAIN = plain_types() | set(NUMBERS)
 
 LIBRARY: Any = torch.library.Library("fusec", "DEF")  # type: ignore[no-untyped-call]
 LIBRARY.define(
@@ -95,8 +100,8 @@ def _call_kernel(
 def _run_kernel(
     program: str, tensors: list[torch.Tensor], numbers: list[Any], lengths: list[int]
 ) -> list[torch.Tensor]:
-    name = name_of(program)
-    values = joined(places_of(name), tensors, numbers)
+    name, places, special = _loaded(program)
+    values = joined(places, tensors, numbers)
     device = device_of(values)
     key = (program, tuple(lengths), device)
     step = _steps.get(key)
@@ -104,16 +109,20 @@ def _run_kernel(
         backend = _backend(name, device)
         step = Step(code_of(name), sizes_of(name, lengths), backend, device)
         _remember(_steps, key, step)
-    special = program_of(name)
     with torch.no_grad():
         results = step.run(special, values)
     reference = step.backend == "torch" or 0 in lengths
     return _own(special, name, values, lengths, results) if reference else list(results)
 
 
-def _backend(name: Name, device: torch.device) -> str:
-    from fusec.runtime.arguments import automatic_backend
+@functools.lru_cache(maxsize=4096)
+def _loaded(program: str) -> tuple[Name, str, Specialization]:
+    """A program by its name, and where tensors and numbers stand among its inputs."""
+    name = name_of(program)
+    return name, places_of(name), program_of(name)
 
+
+def _backend(name: Name, device: torch.device) -> str:
     backend = formula_of(name.formula)[1]
     return automatic_backend(device) if backend == "auto" else backend
 
@@ -191,9 +200,8 @@ def _call_fake(
 def _run_fake(
     program: str, tensors: list[torch.Tensor], numbers: list[Any], lengths: list[Any]
 ) -> list[torch.Tensor]:
-    name = name_of(program)
-    values = joined(places_of(name), tensors, numbers)
-    return empty_results(program_of(name), name, values, lengths)
+    name, places, special = _loaded(program)
+    return empty_results(special, name, joined(places, tensors, numbers), lengths)
 
 
 # -- gradients ------------------------------------------------------------------------------------
@@ -231,9 +239,23 @@ def _call_autograd(
 
 def call_tracked(identity: str, values: Sequence[Any]) -> list[torch.Tensor]:
     """The results of a formula as part of PyTorch's graph of gradients."""
+    if all(type(v) in _PLAIN for v in values) and not seen_by_torch(values):
+        return _call_recorded(identity, values)
     ready = together(values)
     name, _ = checked(identity, ready)
     return list(NamedStep(name, _lengths(ready), device_of(ready)).recorded(ready))
+
+
+def _call_recorded(identity: str, values: Sequence[Any]) -> list[torch.Tensor]:
+    """The same where nobody looks on: by kernels, as a call of the compiled function."""
+    formula, backend = formula_of(identity)
+    call = Call(formula, list(values), None, backend)
+
+    def special(arguments: Sequence[Argument]) -> Specialization:
+        return root_of(Name(identity, tuple(kind_of(v) for v in call.values))).special
+
+    results = run_tracked(call, _recorded.setdefault(identity, {}), special)
+    return list(results) if isinstance(results, tuple) else [results]
 
 
 def _run_autograd(
@@ -244,8 +266,8 @@ def _run_autograd(
             torch.ops.fusec.run.default, program, tensors, numbers, lengths
         )
         return found
-    name = name_of(program)
-    values = joined(places_of(name), tensors, numbers)
+    name, places, _ = _loaded(program)
+    values = joined(places, tensors, numbers)
     step = NamedStep(replace(name, tracked=()), lengths, device_of(values))
     if not name.tracked:
         return list(step.recorded(values))
