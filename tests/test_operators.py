@@ -198,9 +198,9 @@ def test_export(strict: bool, tmp_path: Path) -> None:
     program = torch.export.export(block, (x[:3],), dynamic_shapes=rows, strict=strict)
     for batch in (x, x[:1]):
         assert_close(program.module()(batch), block(batch))
-        assert_close(program.run_decompositions().module()(batch), block(batch))
     if strict:
         return
+    assert_close(program.run_decompositions().module()(x), block(x))
     torch.export.save(program, tmp_path / "block.pt2")
     torch.save((x, block(x).detach()), tmp_path / "case.pt")
     script = (
