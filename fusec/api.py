@@ -12,14 +12,13 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 from fusec.collector import without_collections
 from fusec.errors import UnknownNameError, did_you_mean
-from fusec.runtime import launcher, recipe
+from fusec.runtime import launcher, operator_calls, recipe
 from fusec.runtime.addresses import reaches
 from fusec.runtime.arguments import Call, run
 from fusec.runtime.bound import BoundCall, counted
 from fusec.runtime.choices import choose, function_only, kernel_name, own_name, seconds
 from fusec.runtime.counters import COUNTERS, OncePerKey
 from fusec.runtime.formula import Formula
-from fusec.runtime.operator_calls import seen_by_torch, through_operator, while_tracing
 from fusec.runtime.prepared import CallPlan, Prepared, ready
 
 if TYPE_CHECKING:
@@ -143,6 +142,7 @@ class CompiledFunction:
         self._levels: Any = None  # torch.autograd.forward_ad, from then on
         self.__name__ = formula.name
         self._written = formula.written(backend)
+        operator_calls.leave_alone()
 
     # -- what it is -------------------------------------------------------------------------------
 
@@ -199,8 +199,8 @@ class CompiledFunction:
             if not named and len(args) == len(self._formula.inputs)
             else self._by_name(args, named)
         )
-        if out is None and self._written and seen_by_torch(values):
-            return through_operator(self._written, values)
+        if out is None and self._written and operator_calls.seen_by_torch(values):
+            return operator_calls.through_operator(self._written, values)
         call = Call(self._formula, values, out, self._backend)
         if call.tracked:
             from fusec.runtime.autograd import run_tracked
@@ -390,7 +390,7 @@ class CompiledFunction:
         return show(self._formula, special, arguments, stage or own, target, self._backend)
 
 
-vars(CompiledFunction.__call__)["_torchdynamo_inline"] = while_tracing
+operator_calls.replace_for_dynamo(CompiledFunction.__call__, operator_calls.while_tracing)
 
 
 def _compile_again(text: str, options: dict[str, Any]) -> CompiledFunction:

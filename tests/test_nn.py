@@ -354,3 +354,39 @@ def test_a_whole_model_in_a_whole_graph(autocast: bool) -> None:
     if not autocast:
         program = torch.export.export(ours, (x, target), strict=False)
         assert program.graph_module.code.count("fusec.call") == 5
+
+
+@pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:Mismatch dtype:UserWarning")  # PyTorch's own, of its speed
+@pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("case", [0, 1, 3, 4, 8, 9, 13, 14])
+def test_on_a_gpu(case: int, autocast: torch.dtype | None) -> None:
+    """The types of PyTorch, under autocast too, and its numbers."""
+    name, arguments, shape = CASES[case]
+    ours, theirs = (module.cuda() for module in pair(name, arguments, torch.float32))
+    for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        x = torch.randn(shape, device="cuda").to(dtype).requires_grad_()
+        with torch.autocast("cuda", dtype=autocast, enabled=autocast is not None):
+            found, expected = ours(x), theirs(x)
+        room = 4 * torch.finfo(expected.dtype).eps
+        assert_close(found, expected, atol=room, rtol=room)
+        pairs = [torch.autograd.grad(y.float().pow(2).sum(), x) for y in (found, expected)]
+        assert_close(*pairs, atol=0.05 if dtype != torch.float32 or autocast else 1e-4, rtol=0.02)
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("arguments", LOSSES[1:-1], ids=lambda a: "-".join(a))
+def test_cross_entropy_on_a_gpu(arguments: dict[str, Any]) -> None:
+    options = dict(arguments)
+    if options.pop("weight", False):
+        options["weight"] = torch.rand(1000, dtype=torch.float64)
+    ours = nn.CrossEntropyLoss(**options).cuda()
+    theirs = torch.nn.CrossEntropyLoss(**options).cuda()
+    x = torch.randn(64, 1000, dtype=torch.float64, device="cuda", requires_grad=True)
+    compare(ours, theirs, x, torch.randint(1000, (64,), device="cuda"))
+    with torch.autocast("cuda", dtype=torch.bfloat16):
+        half, target = x.detach().bfloat16(), torch.randint(1000, (64,), device="cuda")
+        if "weight" not in options:
+            assert_close(ours(half, target), theirs(half, target), atol=1e-4, rtol=1e-4)
+    outside = torch.full((64,), 1000, device="cuda")
+    assert ours(x, outside).isnan().all()

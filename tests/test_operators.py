@@ -115,6 +115,8 @@ def test_errors_in_a_graph_are_those_of_a_call() -> None:
     inside = torch.compile(lambda x, w: NORM(x, w, 1.0), fullgraph=True, backend="aot_eager")
     with pytest.raises(Exception, match=r"shapes do not fit, 4 against 3"):
         inside(torch.ones(2, 4), torch.ones(3))
+    with pytest.raises(Exception, match=r"the inputs of the formula are x, w, s"):
+        torch.compile(lambda x: NORM(x, s=1.0), fullgraph=True, backend="aot_eager")(torch.ones(2))
     operator = NORM.as_operator("fusec_test::errors", numbers=["s"])
     for w in (torch.ones(3), torch.ones(3, requires_grad=True)):
         with pytest.raises(ShapeError, match=r"shapes do not fit, 4 against 3"):
@@ -123,6 +125,17 @@ def test_errors_in_a_graph_are_those_of_a_call() -> None:
     for x in (complex_numbers, complex_numbers.requires_grad_()):
         with pytest.raises(fusec.DTypeError, match="complex64"):
             operator(x, torch.ones(3), 1.0)
+
+
+def test_what_no_graph_takes_ends_it_before_the_call() -> None:
+    def ours(x: Any, out: Any = None) -> Any:
+        return NORM(x, x, 1.0, out=out)
+
+    x, out = torch.randn(4), torch.empty(4)
+    inside = torch.compile(ours, backend="aot_eager")
+    assert_close(inside(x, out), NORM(x, x, 1.0))
+    assert_close(out, NORM(x, x, 1.0))
+    assert_close(torch.from_numpy(inside(x.numpy())), NORM(x, x, 1.0))
 
 
 # -- operators with a name ------------------------------------------------------------------------
@@ -362,3 +375,31 @@ def test_the_name_of_a_program_says_all() -> None:
 
     name = Name(NORM._written, ("float32:n1", "float"), (Link(("x",), ("x",), (0,)),), ("x", "w"))
     assert name_of(name.text()) == name
+
+
+# -- on a GPU -------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
+@pytest.mark.parametrize("cols", [1000, 65536])
+def test_inductor_and_cuda_graphs_on_a_gpu(cols: int, mode: str) -> None:
+    inside = torch.compile(lambda x, w: NORM(x * 2, w, 0.5) + 1, fullgraph=True, mode=mode)
+    for seed in range(4):
+        x, w = leaf(8, cols, seed=seed), leaf(cols, seed=seed + 9)
+        on_gpu = [t.detach().cuda().requires_grad_() for t in (x, w)]
+        same_with_gradients(inside, lambda x, w: norm(x * 2, w, 0.5) + 1, *on_gpu)
+
+
+@pytest.mark.gpu
+def test_opcheck_on_a_gpu() -> None:
+    operator = NORM.as_operator("fusec_test::on_gpu", numbers=["s"])
+    inputs = [torch.randn(3, 40, device="cuda"), torch.randn(40, device="cuda")]
+    for tensors in (inputs, [t.clone().requires_grad_() for t in inputs]):
+        found = torch.library.opcheck(operator, (*tensors, 0.5))
+        assert set(found.values()) == {"SUCCESS"}
+    mixed = fusec.compile("x * c").as_operator("fusec_test::mixed")
+    for c in (torch.tensor(2.0), torch.tensor(2.0, requires_grad=True)):
+        assert_close(mixed(inputs[0], c), inputs[0] * 2)
+    inside = torch.compile(mixed, fullgraph=True, backend="aot_eager")
+    assert_close(inside(inputs[0], torch.tensor(2.0)), inputs[0] * 2)

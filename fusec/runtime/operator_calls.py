@@ -1,16 +1,15 @@
 """Calls of compiled formulas that PyTorch looks at: inside ``torch.compile`` and ``torch.export``,
 under a transform of ``torch.func``, in a mode that makes tensors without memory.
 
-Such a call goes through an operator, so that PyTorch sees what is computed. May import
-``fusec.errors``, and torch and ``runtime.operators`` inside functions.
+Such a call goes through an operator, so that PyTorch sees what is computed. May import torch and
+``runtime.operators``, inside functions.
 """
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Sequence
 from typing import Any
-
-from fusec.errors import UnsupportedError
 
 
 def seen_by_torch(values: Sequence[Any]) -> bool:
@@ -44,8 +43,35 @@ def while_tracing(function: Any, /, *args: Any, out: Any = None, **named: Any) -
     """
     import torch
 
-    values = function._by_name(args, named)
+    given = {*function.inputs[: len(args)], *named}
+    if len(args) + len(named) != len(function.inputs) or given != {*function.inputs}:
+        raise TypeError(f"the inputs of the formula are {', '.join(function.inputs)}")
+    values: list[Any] = [*args, *(named[name] for name in function.inputs[len(args) :])]
     kinds = (torch.Tensor, bool, int, float)
     if out is not None or not all(isinstance(v, kinds) for v in values):
-        raise UnsupportedError("out= and arrays are for calls outside of a graph")
+        raise TypeError("a graph takes tensors and numbers, and has no out=")
     return through_operator(function._written, values)
+
+
+def replace_for_dynamo(method: Any, replacement: Any) -> None:
+    """Let Dynamo read ``replacement`` where it meets a call of ``method``, and nothing where it is
+    between two graphs: there the method runs as it is, with all that it calls.
+    """
+    vars(method)["_torchdynamo_inline"] = replacement
+    _left_alone.append(method.__code__)
+
+
+def leave_alone() -> None:
+    """Tell Dynamo, once torch is there, which code to leave alone."""
+    if not _left_alone or "torch" not in sys.modules:
+        return
+    import torch
+
+    frames: Any = torch._C._dynamo.eval_frame
+    skip = getattr(frames, "_FrameAction", None)
+    while _left_alone and skip is not None:  # torch 2.6 has no such thing
+        strategy = frames._FrameExecStrategy(skip.SKIP, skip.SKIP)
+        frames.set_code_exec_strategy(_left_alone.pop(), strategy)
+
+
+_left_alone: list[Any] = []
