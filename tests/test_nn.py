@@ -17,6 +17,9 @@ import fusec
 from fusec import nn
 from fusec.nn import support
 
+# PyTorch's own, once in a process: of its speed where parameters have another type.
+pytestmark = pytest.mark.filterwarnings("ignore:Mismatch dtype:UserWarning")
+
 # A module by name, its arguments, and the shape of an input.
 CASES: list[tuple[str, dict[str, Any], tuple[int, ...]]] = [
     ("RMSNorm", {"normalized_shape": 6}, (4, 6)),
@@ -124,7 +127,6 @@ def test_types(case: int, dtype: torch.dtype) -> None:
             assert_close(result.double(), right, rtol=torch.finfo(dtype).eps, atol=room)
 
 
-@pytest.mark.filterwarnings("ignore:Mismatch dtype:UserWarning")  # PyTorch's own, of its speed
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("name", ["RMSNorm", "LayerNorm"])
 def test_half_inputs_and_whole_parameters(
@@ -357,7 +359,6 @@ def test_a_whole_model_in_a_whole_graph(autocast: bool) -> None:
 
 
 @pytest.mark.gpu
-@pytest.mark.filterwarnings("ignore:Mismatch dtype:UserWarning")  # PyTorch's own, of its speed
 @pytest.mark.parametrize("autocast", [None, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("case", [0, 1, 3, 4, 8, 9, 13, 14])
 def test_on_a_gpu(case: int, autocast: torch.dtype | None) -> None:

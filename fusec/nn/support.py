@@ -8,17 +8,15 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensor
-from torch._subclasses.functional_tensor import FunctionalTensor
 from torch.utils._python_dispatch import _disable_current_modes
 
 from fusec import api
 from fusec.runtime import operators  # graphs that were saved name its operators
-from fusec.runtime.operator_calls import through_operator
+from fusec.runtime.operator_calls import constant_for_dynamo, through_operator
 
 # Types that the modules fuse, and the cast of each in the language.
 CASTS = {
@@ -29,11 +27,8 @@ CASTS = {
 }
 HALVES = (torch.float16, torch.bfloat16)
 DEVICES = ("cpu", "cuda")
-
-Function = TypeVar("Function", bound=Callable[..., Any])
-# Dynamo calls such a function while it traces, and keeps what it returned.
-_constant: Callable[[Function], Function] = torch.compiler.assume_constant_result
-_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer, FakeTensor, FunctionalTensor)
+_PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
+_TRACED = ("FakeTensor", "FunctionalTensor")  # to import these classes takes a second
 
 assert operators.LIBRARY is not None
 
@@ -46,7 +41,8 @@ def can_fuse(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
 
 
 def _readable(tensor: Any) -> bool:
-    return type(tensor) in _PLAIN and tensor.layout is torch.strided and not tensor.is_nested
+    known = type(tensor) in _PLAIN or type(tensor).__name__ in _TRACED
+    return known and tensor.layout is torch.strided and not tensor.is_nested
 
 
 def fused(text: str, name: str, inputs: tuple[str, ...], *values: Any) -> Any:
@@ -63,7 +59,7 @@ def function(text: str, name: str, inputs: tuple[str, ...]) -> api.CompiledFunct
     return made
 
 
-@_constant
+@constant_for_dynamo
 def _written(text: str, name: str, inputs: tuple[str, ...]) -> str:
     return function(text, name, inputs)._written
 
@@ -95,7 +91,7 @@ def cast_before(operation: str, x: torch.Tensor) -> str:
     return "" if wanted == x.dtype else CASTS[wanted]
 
 
-@_constant
+@constant_for_dynamo
 def _type_under_autocast(
     operation: str, kind: str, autocast: torch.dtype, dtype: torch.dtype
 ) -> torch.dtype:
@@ -111,7 +107,7 @@ def _probed_type(
         return _PROBES[operation](torch.ones(1, 1, dtype=dtype, device=kind)).dtype
 
 
-@_constant
+@constant_for_dynamo
 def default_eps(kind: str, dtype: torch.dtype) -> float:
     """What ``eps=None`` means to ``F.rms_norm``: the epsilon of the type of x, or in newer versions
     of the type that it computes in.

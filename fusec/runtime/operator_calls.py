@@ -8,8 +8,10 @@ Such a call goes through an operator, so that PyTorch sees what is computed. May
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar
+
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 def seen_by_torch(values: Sequence[Any]) -> bool:
@@ -59,6 +61,14 @@ def replace_for_dynamo(method: Any, replacement: Any) -> None:
     """
     vars(method)["_torchdynamo_inline"] = replacement
     _left_alone.append(method.__code__)
+
+
+def constant_for_dynamo(function: Function) -> Function:
+    """Decorator: Dynamo calls the function while it traces, and keeps what it returned. What
+    ``torch.compiler.assume_constant_result`` does, without the second that its import takes.
+    """
+    vars(function)["_dynamo_marked_constant"] = True
+    return function
 
 
 def leave_alone() -> None:
