@@ -254,6 +254,14 @@ def test_what_kernels_cannot_read_is_computed_by_pytorch(formulas: list[str]) ->
     assert formulas == []
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of forward_ad itself
+def test_forward_mode_is_computed_by_pytorch() -> None:
+    ours, theirs = pair("LayerNorm", {"normalized_shape": 4}, torch.float64)
+    x = torch.randn(4, dtype=torch.float64)
+    assert_close(*(torch.func.hessian(lambda x, m=m: m(x).exp().sum())(x) for m in (ours, theirs)))
+    assert_close(*(torch.func.jacrev(lambda x, m=m: m(x).exp())(x) for m in (ours, theirs)))
+
+
 def test_swiglu(formulas: list[str]) -> None:
     x = torch.randn(3, 4, 6, dtype=torch.float64, requires_grad=True)
     for dim in (-1, 1):

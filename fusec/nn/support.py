@@ -29,13 +29,19 @@ HALVES = (torch.float16, torch.bfloat16)
 DEVICES = ("cpu", "cuda")
 _PLAIN = (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _TRACED = ("FakeTensor", "FunctionalTensor")  # to import these classes takes a second
+_forward_ad: Any = torch.autograd.forward_ad
 
 assert operators.LIBRARY is not None
 
 
 def can_fuse(x: torch.Tensor, *others: torch.Tensor | None) -> bool:
-    """Whether kernels can read ``x``, a float tensor, and ``others`` beside it."""
-    if not _readable(x) or x.dtype not in CASTS or x.device.type not in DEVICES:
+    """Whether kernels can read ``x``, a float tensor, and ``others`` beside it.
+
+    Where forward-mode derivatives are taken they cannot: a kernel has none.
+    """
+    if _forward_ad._current_level >= 0 or not _readable(x):
+        return False
+    if x.dtype not in CASTS or x.device.type not in DEVICES:
         return False
     return all(t is None or (_readable(t) and t.device == x.device) for t in others)
 
