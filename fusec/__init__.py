@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING
 from fusec.version import __version__
 
 if TYPE_CHECKING:
-    from fusec.api import CompiledFunction, compile, fuse, stats
+    from fusec import nn
+    from fusec.api import CompiledFunction, compile, fuse
     from fusec.errors import (
         BuildError,
         DTypeError,
@@ -22,6 +23,7 @@ if TYPE_CHECKING:
         UnknownNameError,
         UnsupportedError,
     )
+    from fusec.runtime.counters import stats
     from fusec.runtime.model_report import last_report
     from fusec.runtime.traced import TracedFunction
 
@@ -40,12 +42,15 @@ __all__ = [
     "compile",
     "fuse",
     "last_report",
+    "nn",
     "stats",
 ]
 
 _HOMES = {
     "TracedFunction": "fusec.runtime.traced",
     "last_report": "fusec.runtime.model_report",
+    "nn": "fusec.nn",
+    "stats": "fusec.runtime.counters",
 }
 
 # Hidden from type checkers: they would take a module __getattr__ as leave for any name at all.
@@ -59,7 +64,9 @@ if not TYPE_CHECKING:
         from fusec.collector import without_collections
 
         with without_collections():
-            value = getattr(import_module(home), name)
+            value = (
+                import_module("fusec.nn") if name == "nn" else getattr(import_module(home), name)
+            )
         globals()[name] = value
         return value
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, NamedTuple, cast, overload
+from typing import TYPE_CHECKING, Any, cast, overload
 
 from fusec.collector import without_collections
 from fusec.errors import UnknownNameError, did_you_mean
-from fusec.runtime import launcher, recipe
+from fusec.runtime import launcher, operator_calls, recipe
 from fusec.runtime.addresses import reaches
 from fusec.runtime.arguments import Call, run
 from fusec.runtime.bound import BoundCall, counted
@@ -31,21 +31,6 @@ BACKENDS = ("auto", "triton", "cpp", "cuda", "torch")
 BUILDS = ("auto", "nvrtc", "nvcc", "load_inline")
 NUMERICS = ("torch", "precise", "fast")
 MEMO_LIMIT = 1024  # exact shapes remembered by one function
-
-
-class Stats(NamedTuple):
-    """What this process has done:
-
-    Kernels built (or loaded from the cache on disk) and plans made.
-    """
-
-    compiles: int
-    specializations: int
-
-
-def stats() -> Stats:
-    """Counters of this process, to see what a loop of calls builds."""
-    return Stats(COUNTERS.compiles, COUNTERS.specializations)
 
 
 @overload
@@ -156,6 +141,8 @@ class CompiledFunction:
         self._fast: Any = None  # the launcher's table of calls, once there is one
         self._levels: Any = None  # torch.autograd.forward_ad, from then on
         self.__name__ = formula.name
+        self._written = formula.written(backend)
+        operator_calls.leave_alone()
 
     # -- what it is -------------------------------------------------------------------------------
 
@@ -212,6 +199,8 @@ class CompiledFunction:
             if not named and len(args) == len(self._formula.inputs)
             else self._by_name(args, named)
         )
+        if out is None and self._written and operator_calls.seen_by_torch(values):
+            return operator_calls.through_operator(self._written, values)
         call = Call(self._formula, values, out, self._backend)
         if call.tracked:
             from fusec.runtime.autograd import run_tracked
@@ -257,6 +246,15 @@ class CompiledFunction:
 
             refuse_bound()
         return BoundCall(self._prepared(call), call)
+
+    def as_operator(self, name: str, numbers: Sequence[str] = ()) -> Any:
+        """The formula as a ``torch.library`` operator, for as long as the process lives:
+        ``mylib::gelu`` is at ``torch.ops.mylib.gelu`` too. It takes the inputs by position, tensors
+        but for those in ``numbers``. UnsupportedError where the name is another operator's.
+        """
+        from fusec.runtime.operator_names import define
+
+        return define(name, self._formula, self._written, numbers)
 
     def _by_name(self, args: Sequence[Any], named: dict[str, Any]) -> list[Any]:
         """Arguments in the order of the inputs;
@@ -392,6 +390,9 @@ class CompiledFunction:
         own = self._backend if self._backend in ("cuda", "cpp") else "triton"
         special = self.specialization(arguments)
         return show(self._formula, special, arguments, stage or own, target, self._backend)
+
+
+operator_calls.replace_for_dynamo(CompiledFunction.__call__, operator_calls.while_tracing)
 
 
 def _compile_again(text: str, options: dict[str, Any]) -> CompiledFunction:

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 import torch.nn.functional as F
-from torch._subclasses.fake_tensor import FakeTensorMode
+from torch._subclasses.fake_tensor import FakeTensor, FakeTensorMode
 from torch.autograd import forward_ad, gradcheck, gradgradcheck
 from torch.utils.checkpoint import checkpoint
 
@@ -380,15 +380,16 @@ def test_a_gradient_of_zeros_without_memory(text: str) -> None:
     assert not found.any()
 
 
-def test_a_mode_without_memory_is_refused() -> None:
+def test_a_mode_without_memory_gets_results_and_gradients_without() -> None:
     x = leaf(3)
     function = fusec.compile("x * x")
     function(x)
-    with (
-        FakeTensorMode(allow_non_fake_inputs=True),
-        pytest.raises(UnsupportedError, match="results that are FakeTensor"),
-    ):
-        function(x)
+    with FakeTensorMode(allow_non_fake_inputs=True):
+        y = function(x)
+        (found,) = torch.autograd.grad(y.sum(), x)
+    for tensor in (y, found):
+        assert isinstance(tensor, FakeTensor)
+        assert (tensor.shape, tensor.dtype, tensor.device) == (x.shape, x.dtype, x.device)
 
 
 def test_checkpoint_and_training() -> None:
@@ -410,13 +411,6 @@ def test_checkpoint_and_training() -> None:
             value.backward()
             optimizer.step()
     assert beta.item() == pytest.approx(other.item(), abs=1e-6)
-
-
-def test_transforms_of_functions_are_refused_in_words() -> None:
-    function = fusec.compile("sum(exp(x))")
-    for transform in (torch.func.grad, torch.func.vmap):
-        with pytest.raises(UnsupportedError, match=r"torch.func"):
-            transform(function)(randn(3, 4))
 
 
 @pytest.mark.filterwarnings("ignore:.*torch.jit.script:DeprecationWarning")  # of forward_ad itself

@@ -23,6 +23,7 @@ LAYERS = {
     "runtime": 6,
     "api": 7,
     "torch_backend": 8,
+    "nn": 8,
     "__init__": 9,
     "cli": 10,
     "__main__": 11,

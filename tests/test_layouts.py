@@ -301,8 +301,11 @@ def test_a_view_that_pytorch_negates_when_it_reads_it(backend: Backend) -> None:
 
 def test_tensors_without_memory_of_their_own_are_refused() -> None:
     function = fusec.compile("x + 1")
+    nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
+    with pytest.raises(UnsupportedError, match="not a plain tensor"):
+        function(nested)
     with pytest.raises(UnsupportedError, match="vmap"):
-        torch.func.vmap(function)(torch.ones(2, 3))
+        torch.func.vmap(fusec.compile(lambda x: x + 1))(torch.ones(2, 3))
 
 
 @on_every_backend

@@ -374,7 +374,7 @@ def _cpu_backend() -> str:
 
 
 def automatic_backend(device: torch.device) -> str:
-    """The backend for tensors on a device."""
+    """What ``backend="auto"`` means for tensors on ``device``."""
     return (
         "triton" if device.type == "cuda" else _cpu_backend() if device.type == "cpu" else "torch"
     )

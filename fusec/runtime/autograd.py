@@ -59,10 +59,13 @@ class Step:
         tape = self._tapes.get(tracked)
         if tape is None:
             pairs = zip(self.code.formula.inputs, tracked, strict=True)
-            training = self.code.training(frozenset(n for n, moves in pairs if moves))
-            tape = self._tapes[tracked] = Tape(self, training)
-        results: Sequence[torch.Tensor] = _apply()(tape, *values)
-        return results[: len(self.code.graph.outputs)]
+            tape = self.tape(frozenset(n for n, moves in pairs if moves))
+            self._tapes[tracked] = tape
+        return tape(values)
+
+    def tape(self, tracked: frozenset[str]) -> Tape:
+        """The program with gradients of the inputs ``tracked``."""
+        return Tape(self, self.code.training(tracked))
 
     def run(self, special: Specialization, values: Sequence[Any]) -> list[torch.Tensor]:
         """The results of one program, without a thought of gradients."""
@@ -139,6 +142,15 @@ class Tape:
         )
         self.kept_outputs = tuple(k for k, n in enumerate(outputs) if n in training.read)
 
+    def __call__(self, values: Sequence[Any]) -> Sequence[torch.Tensor]:
+        """Every result, as a part of PyTorch's graph of gradients."""
+        return self.everything(values)[: len(self.step.code.graph.outputs)]
+
+    def everything(self, values: Sequence[Any]) -> Sequence[torch.Tensor]:
+        """The results, and behind them what is kept for the gradient."""
+        results: Sequence[torch.Tensor] = _apply()(self, *values)
+        return results
+
     def forward(self, values: Sequence[Any]) -> tuple[torch.Tensor, ...]:
         """The results, then what is kept for the gradient."""
         return tuple(self.step.run(self.training.forward, values))
@@ -168,13 +180,19 @@ class Tape:
             named[name] = _unsqueezed(_plain(grads[k]), self.training.outputs[k].squeeze)
         computed: Sequence[torch.Tensor] = ()
         if made.code is not None:
-            step = self.step.following(made.code)
+            step = self.following(made.code, wanted, results)
             computed = step([named[n] for n in made.code.formula.inputs])
         return {
             name: self._whole(name, part, made, k, named, computed)
             for k, (name, part) in enumerate(zip(wanted, made.plain, strict=True))
             if part is not None or name in self.training.reached
         }
+
+    def following(
+        self, code: Differentiable, wanted: Sequence[str], results: tuple[int, ...]
+    ) -> Callable[[Sequence[Any]], Sequence[torch.Tensor]]:
+        """What runs ``code``, the gradient of ``wanted`` given that of ``results``."""
+        return self.step.following(code)
 
     def _whole(
         self,
@@ -307,11 +325,12 @@ def _apply() -> Any:
     import torch
 
     transformed: bool = torch._C._are_functorch_transforms_active()
-    return _function().apply if transformed else _direct()
+    return _function().apply if transformed else direct_apply()
 
 
 @functools.cache
-def _direct() -> Any:
+def direct_apply() -> Any:
+    """What ``Function.apply`` calls when no transform of ``torch.func`` is left to look for."""
     import torch
 
     return super(torch.autograd.Function, _function()).apply

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
-from typing import Any
+from typing import Any, NamedTuple
 
 
 class Counters:
@@ -21,6 +21,21 @@ class Counters:
 
 
 COUNTERS = Counters()
+
+
+class Stats(NamedTuple):
+    """What this process has done:
+
+    Kernels built (or loaded from the cache on disk) and plans made.
+    """
+
+    compiles: int
+    specializations: int
+
+
+def stats() -> Stats:
+    """Counters of this process, to see what a loop of calls builds."""
+    return Stats(COUNTERS.compiles, COUNTERS.specializations)
 
 
 class OncePerKey:

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 _LONGEST_KEPT = 1000  # characters; a longer formula is worth a moment
 _SURROGATE = re.compile("[\ud800-\udfff]")  # half a character, which no file can hold
 _FACTS = "names.json"
+_OPTIONS = ("numerics", "keepdim", "name", "batch_invariant", "tune", "build")
 
 
 class Formula:
@@ -97,6 +98,11 @@ class Formula:
         parts = {f"formula {name}": repr(getattr(self, name)) for name in public}
         # How long a search took does not matter to what it found.
         return parts | {"formula tune": repr(self.tune > 0)}
+
+    def written(self, backend: str) -> str:
+        """The formula, its options and a backend as text, from which they can be made again."""
+        options = {option: getattr(self, option) for option in _OPTIONS}
+        return json.dumps([self.text, self.inputs, backend, options])
 
     def keepable(self) -> bool:
         """Whether what is learnt about the formula may go to the cache."""

@@ -4,7 +4,7 @@ a repeated call only passes addresses. May import everything below the API.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -156,9 +156,9 @@ def output_plan(
     special: Specialization,
     position: int,
     arguments: Sequence[Argument],
-    sizes: dict[Dim, int],
+    sizes: Mapping[Dim, int],
 ) -> BufferPlan:
-    """Shape and strides of an output:
+    """Shape and strides of an output; lengths and strides may be symbols of PyTorch.
 
     An elementwise one keeps a dense permuted layout of its first full-size input.
     """
@@ -177,6 +177,10 @@ def output_plan(
 
 def _is_dense(argument: Argument) -> bool:
     """Whether the strides are those of a contiguous tensor with its axes permuted."""
+    if argument.strides == contiguous(
+        argument.shape
+    ):  # symbols are not sorted, if they can be left
+        return True
     step = 1
     for stride, length in sorted(zip(argument.strides, argument.shape, strict=True)):
         if length == 1:

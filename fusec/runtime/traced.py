@@ -20,6 +20,7 @@ from fusec.errors import DTypeError, UnknownNameError, UnsupportedError, did_you
 from fusec.frontend.trace import trace
 from fusec.passes.simplify import Numerics
 from fusec.runtime.formula import Formula
+from fusec.runtime.operator_calls import leave_alone, replace_for_dynamo
 from fusec.runtime.specialize import Variant
 from fusec.runtime.traced_arguments import (
     as_tensor,
@@ -65,6 +66,7 @@ class TracedFunction:
     _floats: bool = False  # whether a guard looks at the value of a float
 
     def __post_init__(self) -> None:
+        leave_alone()
         self.__wrapped__ = self.function
         self.__name__ = getattr(self.function, "__name__", type(self.function).__name__)
         self.__qualname__ = getattr(self.function, "__qualname__", self.__name__)
@@ -361,6 +363,14 @@ class TracedFunction:
                 value = step(value)
             views.append(value)
         return bound.known, views
+
+
+def _while_tracing(traced: Any, /, *args: Any, **named: Any) -> Any:
+    """What Dynamo reads in place of a call: the function itself, for its graph."""
+    return traced.function(*args, **named)
+
+
+replace_for_dynamo(TracedFunction.__call__, _while_tracing)
 
 
 def _lookup(module: str | None, name: str) -> Any:

@@ -51,6 +51,10 @@ class TracedFormula(Formula):
             raise InternalError(f"a trace of {self.name} is called with inputs of other kinds")
         return self.graph
 
+    def written(self, backend: str) -> str:
+        """Nothing: no text tells the graph of a function."""
+        return ""
+
     def identity(self) -> dict[str, str]:
         """The text of a function does not tell its graph: that depends on its variables."""
         chosen = (self.batch_invariant, self.build, self.tune > 0)

@@ -276,11 +276,10 @@ def test_another_output_is_not_taken_for_the_known_one(out: object) -> None:
     assert outcome(function) == outcome(fusec.compile("x + 1"))
 
 
-def test_vmap_is_refused_as_in_python() -> None:
+def test_vmap_goes_to_python() -> None:
     function = fusec.compile("x + 1")
     known(function, torch.ones(3))
-    with pytest.raises(UnsupportedError, match="no memory of its own"):
-        torch.func.vmap(function)(torch.ones(2, 3))
+    assert torch.func.vmap(function)(torch.ones(2, 3)).tolist() == [[2.0] * 3] * 2
 
 
 def test_a_bound_call_checks_the_number_of_inputs() -> None:
