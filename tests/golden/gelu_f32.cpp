@@ -4,12 +4,14 @@
 #include "fusec.h"
 
 extern "C" void gelu_f32_kernel(const float* x_ptr, float* out_ptr, int64_t n, int32_t threads) {
+  constexpr int64_t BLOCK = 128;
   #pragma omp parallel num_threads(threads)
   {
-    fusec::Block<float> out_block;
+    fusec::Block<float, BLOCK> out_block;
     #pragma omp for schedule(static)
-    for (int64_t start = 0; start < n; start += fusec::BLOCK) {
-      const int64_t count = fusec::minimum(n - start, fusec::BLOCK);
+    for (int64_t start = 0; start < n; start += BLOCK) {
+      const int64_t count = fusec::minimum(n - start, BLOCK);
+      fusec::prefetch<BLOCK>(&x_ptr[start + fusec::AHEAD]);
       #pragma omp simd
       for (int64_t lane = 0; lane < count; ++lane) {
         const int64_t i = start + lane;

@@ -9,10 +9,11 @@ extern "C" void softmax_f32_kernel(
     int64_t rows,
     int64_t cols,
     int32_t threads) {
+  constexpr int64_t BLOCK = 1024;
   #pragma omp parallel num_threads(threads)
   {
     const fusec::Row<float> exp_row(cols);
-    fusec::Block<float> out_block;
+    fusec::Block<float, BLOCK> out_block;
     #pragma omp for schedule(static)
     for (int64_t row = 0; row < rows; ++row) {
       // reduce: row_max
@@ -48,8 +49,8 @@ extern "C" void softmax_f32_kernel(
       const float row_sum = static_cast<float>(fusec::finish_sum(row_sum_wide));
       const float t1 = 1.0f / row_sum;
       // compute and store
-      for (int64_t start = 0; start < cols; start += fusec::BLOCK) {
-        const int64_t count = fusec::minimum(cols - start, fusec::BLOCK);
+      for (int64_t start = 0; start < cols; start += BLOCK) {
+        const int64_t count = fusec::minimum(cols - start, BLOCK);
         #pragma omp simd
         for (int64_t lane = 0; lane < count; ++lane) {
           const int64_t col = start + lane;
