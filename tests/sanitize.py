@@ -96,6 +96,8 @@ def _watch(sanitizer: str, options: argparse.Namespace, folder: str) -> int:
         log = Path(folder) / f"{tool}.txt"
         # Child processes too: a python that is only a launcher starts the one that counts.
         command = [sanitizer, "--tool", tool, "--error-exitcode", str(FOUND)]
+        if tool == "memcheck":  # calls that ask the driver how far they may go, and end when told
+            command += ["--report-api-errors", "no"]
         command += ["--target-processes", "all", *_command(options)]
         with log.open("w") as output:
             started = subprocess.Popen(

@@ -374,6 +374,8 @@ def test_on_a_gpu(case: int, autocast: torch.dtype | None) -> None:
     name, arguments, shape = CASES[case]
     ours, theirs = (module.cuda() for module in pair(name, arguments, torch.float32))
     for dtype in (torch.float32, torch.bfloat16, torch.float16):
+        if autocast is None:  # PyTorch's norms want weights of the type of x on a GPU
+            ours, theirs = ours.to(dtype), theirs.to(dtype)
         x = torch.randn(shape, device="cuda").to(dtype).requires_grad_()
         with torch.autocast("cuda", dtype=autocast, enabled=autocast is not None):
             found, expected = ours(x), theirs(x)

@@ -112,17 +112,20 @@ def test_kernels_take_other_lengths_as_they_are() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_block_on_a_gpu(dtype: torch.dtype) -> None:
-    model = Block(Attention(True, by_hand=True), SwiGLU(), nn.RMSNorm).cuda()
+    """As far from the exact numbers as eager is; roundings of 16 bits leave the largest error of a
+    few elements to chance, so all of them count.
+    """
+    model = Block(Attention(True, by_hand=True), SwiGLU(), nn.RMSNorm).to("cuda", dtype)
     exact_model = copy.deepcopy(model).double()
-    model.to(dtype)
     function = compiled(model, dynamic=True)
     for shape in [(2, 8), (3, 5), (4, 40)]:
         x = torch.randn(*shape, WIDTH, device="cuda", dtype=dtype)
         exact = results(exact_model, exact_model, x.double())
         ours, eager = results(function, model, x), results(model, model, x)
+        room = 1e-6 * max(float(expected.norm()) for expected in exact.values())
         for name, expected in exact.items():
-            error, of_eager = (float((r[name] - expected).abs().max()) for r in (ours, eager))
-            assert error <= 1.5 * of_eager + 1e-5 * float(expected.abs().max()), name
+            error, of_eager = (float((r[name] - expected).norm()) for r in (ours, eager))
+            assert error <= 1.5 * of_eager + room, name
     regions = [r for g in fusec.last_report().graphs for r in g.regions]
     assert regions
     assert [r.failure for r in regions if r.failure] == []

@@ -55,7 +55,8 @@ def test_gpu_proof_in_a_capture() -> None:
 def test_gpu_every_layout_and_type_either_way() -> None:
     import torch
 
-    ways = launcher._state.ways
+    known("x * 2 + 1", torch.ones(3, device="cuda"))._fast((torch.ones(3, device="cuda"),))
+    ways = launcher._state.ways  # those of a GPU are found when the first of its tensors comes
     for dtype in (torch.float32, torch.bfloat16, torch.int32):
         x = (torch.arange(60, device="cuda") % 7).to(dtype).reshape(3, 4, 5)
         for view in (x, x.permute(2, 0, 1), x[:, 1:, ::2], x[0, 0, 1], x[:1].expand(3, 4, 5)):
