@@ -89,9 +89,14 @@ def _columns(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool
         warps = 1 if rows == 128 else max(1, rows * cols // 512)
     else:
         rows, cols, warps = (128, 16, 2) if narrow and across >= 32768 else (64, 64, 2)
-        if across % 16 or across <= 64:  # narrow loads, or too few programs, want more warps
-            rows, cols, warps = 64, 64, 4
-        splits = splits_of(2 * -(-across // rows), along, 4 * cols)
+        if across <= 64:  # a single program beside the splits: fewer of them, with more warps
+            rows, cols, warps = 64, 64, 8
+        elif across % 8:  # loads of one element
+            rows, cols, warps = (64, 32, 8) if across >= 32768 else (64, 64, 4)
+        elif across % 16:
+            rows, cols, warps = 64, 32, 4
+        busy = 4 if across <= 64 else 2
+        splits = splits_of(busy * -(-across // rows), along, 4 * cols)
     return Config(
         rows, cols, warps, resident=False, wide_index=wide, splits=splits, lanes_along_rows=True
     )
