@@ -166,8 +166,8 @@ class CompiledFunction:
         return (*recalled, *planned)
 
     def __repr__(self) -> str:
-        text = " ".join(self._formula.text.split())
-        shown = text if len(text) <= 60 else text[:57] + "..."
+        shown = " ".join(self._formula.text.split())
+        shown = shown if len(shown) <= 60 else shown[:57] + "..."
         return f"<fusec.CompiledFunction {shown!r} of {', '.join(self.inputs)}>"
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -306,14 +306,13 @@ class CompiledFunction:
             found = self._recall(place, call.device)
             if found is not None:
                 return found
-        arguments = call.arguments
-        special = self.specialization(arguments)
+        special = self.specialization(call.arguments)
         call.check_count(special)
         from fusec.runtime.launch import prepare
 
         made = prepare(
             special,
-            arguments,
+            call.arguments,
             call.backend,
             call.device,
             call.aligned,
@@ -322,14 +321,14 @@ class CompiledFunction:
         )
         if place is not None and made.plan is not None:
             self._recipes_left -= 1
-            self._keep(place, made.plan, special, arguments)
+            self._keep(place, made.plan, special, call.arguments)
         return made
 
     def _recall(self, place: str, device: Any) -> Prepared | None:
         kept = recipe.load(place)
-        prepared = None if kept is None else ready(kept.plan, device)
         if kept is None:
             return None
+        prepared = ready(kept.plan, device)
         if prepared is None:
             recipe.forget(place)
             return None

@@ -181,7 +181,7 @@ def compiled(
     for number, text in enumerate(texts):
         function = fusec.compile(text, backend="cuda", name=f"part_{number}")
         arguments = example_arguments(function._formula, examples[: len(function.inputs)])
-        view = View(function._formula, function._specialization(arguments), arguments)
+        view = View(function._formula, function.specialization(arguments), arguments)
         kernels += view.kernels("cuda", chosen)
     assert compile_cuda(sources_of(kernels), "kernels", chosen).startswith(b"\x7fELF")
 

@@ -381,6 +381,7 @@ def test_the_name_of_a_program_says_all() -> None:
 
 
 @pytest.mark.gpu
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # PyTorch begins with such a one
 @pytest.mark.parametrize("mode", ["default", "reduce-overhead"])
 @pytest.mark.parametrize("cols", [1000, 65536])
 def test_inductor_and_cuda_graphs_on_a_gpu(cols: int, mode: str) -> None:

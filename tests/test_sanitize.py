@@ -36,7 +36,7 @@ def kernels(case: Case) -> list[Kernel]:
     """The CUDA kernels that a case launches on a Hopper."""
     function = fusec.compile(case.text, backend="cuda")
     arguments = example_arguments(function._formula, case.inputs())
-    special = function._specialization(arguments)
+    special = function.specialization(arguments)
     return [k for _, k in View(function._formula, special, arguments).kernels("cuda")]
 
 

@@ -179,7 +179,7 @@ def laid(text: str, backend: str, *shape: int, **options: Any) -> tuple[Wiring, 
     function = fusec.compile(text, backend=backend, **options)
     example = torch.empty(shape, dtype=torch.bfloat16, device="meta")
     arguments = example_arguments(function._formula, [example])
-    view = View(function._formula, function._specialization(arguments), arguments)
+    view = View(function._formula, function.specialization(arguments), arguments)
     special, found = view.laid_out(backend, HOPPER)
     return Wiring(special, view.sizes, GPU, frozenset({"x", "out out"}), ()), found
 
