@@ -133,7 +133,8 @@ def test_gradients_compare_time_and_memory() -> None:
     better = "| gradients, backward | torch.compile, its better mode | 1 | 1.50x | 1.50x gelu"
     assert any(line.startswith(better) for line in lines)
     assert any(
-        line.startswith("| gradients, peak memory | torch.compile, its better mode | 1 | 0.50x") for line in lines
+        line.startswith("| gradients, peak memory | torch.compile, its better mode | 1 | 0.50x")
+        for line in lines
     )
 
 
