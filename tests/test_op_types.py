@@ -103,10 +103,10 @@ def test_casts_from_every_type_to_every_type(backend: Backend, name: str) -> Non
         kind = dtype_of(target)
         assert actual.dtype is kind
         keep = representable(x, kind)
-        actual, expected = actual[keep], converted(x[keep], kind)
+        expected = converted(x, kind)
         if target in FLOAT8:
             actual, expected = actual.float(), expected.float()
-        same(actual, expected, f"{name} to {target}")
+        same(actual[keep], expected[keep], f"{name} to {target}")
 
 
 def converted(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
