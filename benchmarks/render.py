@@ -5,7 +5,8 @@
 What stands between marks is made anew from benchmarks/results:
 
 - `<!-- table:NAME -->` ... `<!-- /table -->`: the table of NAME.json.
-- `<!-- summary:MACHINE -->` ... `<!-- /summary -->`: means and worst cells of MACHINE's suites.
+- `<!-- summary:MACHINE -->` ... `<!-- /summary -->`: means and worst cells of MACHINE's suites;
+  `brief` in its place: against torch.compile and the best other only.
 - `<!-- suites:MACHINE -->` ... `<!-- /suites -->`: the full tables of those suites, with plots.
 
 Cells in which fusec is behind stay, and are marked. `--check` changes nothing and exits with 1 when
@@ -31,7 +32,7 @@ ROOT = Path(__file__).parents[1]
 RESULTS = Path(__file__).parent / "results"
 PLOTS = ROOT / "docs" / "plots"
 _MARKED = re.compile(
-    r"(?P<open><!-- (?P<kind>table|summary|suites):(?P<name>[\w.-]+) -->\n)"
+    r"(?P<open><!-- (?P<kind>table|summary|brief|suites):(?P<name>[\w.-]+) -->\n)"
     r"(?P<body>.*?)(?P<close><!-- /(?P=kind) -->)",
     re.DOTALL,
 )
@@ -66,7 +67,7 @@ def render(text: str, results: Path = RESULTS) -> str:
     """`text` with every marked part made anew; FileNotFoundError for a table without results."""
 
     def replace(match: re.Match[str]) -> str:
-        kinds = {"table": _table, "summary": _summary, "suites": _suites}
+        kinds = {"table": _table, "summary": _summary, "brief": _brief, "suites": _suites}
         return f"{match['open']}{kinds[match['kind']](match['name'], results)}{match['close']}"
 
     return _MARKED.sub(replace, text)
@@ -91,10 +92,14 @@ def _table(name: str, results: Path) -> str:
     return table(_read(results / f"{name}.json"))
 
 
-def _summary(machine: str, results: Path) -> str:
+def _brief(machine: str, results: Path) -> str:
+    return _summary(machine, results, brief=True)
+
+
+def _summary(machine: str, results: Path, brief: bool = False) -> str:
     found = suites_of(machine, results)
     found.pop("five-ways", None)  # compares ways to write a formula, not systems with fusec
-    return summary(list(found.values())) if found else ""
+    return summary(list(found.values()), brief) if found else ""
 
 
 def _suites(machine: str, results: Path) -> str:

@@ -268,8 +268,10 @@ def _start(case: Case) -> str:
 # -- the summary of a machine ---------------------------------------------------------------------
 
 
-def summary(contents: Sequence[Mapping[str, Any]]) -> str:
-    """Per suite and system the geometric mean of fusec's factors and the worst cell of them all."""
+def summary(contents: Sequence[Mapping[str, Any]], brief: bool = False) -> str:
+    """Per suite and system the geometric mean of fusec's factors and the worst cell of them all;
+    ``brief``: for torch.compile and the best other only.
+    """
     lines = [
         _line(["suite", "against", "cells", "geometric mean", "worst cell", "behind in"]),
         _line(["---", "---", "---:", "---:", "---", "---:"]),
@@ -279,7 +281,11 @@ def summary(contents: Sequence[Mapping[str, Any]]) -> str:
     for content in contents:
         for quantity in quantities(content):
             title = ", ".join(filter(None, (content["suite"], quantity.title)))
-            lines += [_line([title, *cells]) for cells in _summaries(content, quantity)]
+            found = _summaries(content, quantity)
+            shown = (
+                [c for c in found if c[0].startswith(("torch.compile", "**"))] if brief else found
+            )
+            lines += [_line([title, *cells]) for cells in shown]
             factors = _factors(content, quantity, title)
             compared += len(factors)
             losing += [(factor, text) for factor, text in factors if is_behind(factor)]

@@ -132,6 +132,9 @@ def test_gradients_compare_time_and_memory() -> None:
     lines = tables.summary([content]).splitlines()
     better = "| gradients, backward | torch.compile, its better mode | 1 | 1.50x | 1.50x gelu"
     assert any(line.startswith(better) for line in lines)
+    brief = tables.summary([content], brief=True).splitlines()
+    shown = [line for line in lines if " | torch.compile" in line or " | **the best" in line]
+    assert [line for line in brief if line.startswith("| gradients")] == shown
     assert any(
         line.startswith("| gradients, peak memory | torch.compile, its better mode | 1 | 0.50x")
         for line in lines
