@@ -43,6 +43,8 @@ def _as_entropy(node: Node) -> Node:
     """The sum of p log p for p = exp(d) / s and log p = d - log s, with s the sum of exp(d).
 
     The probabilities add up to 1, so that sum is the one of exp(d) d, divided by s, less log s.
+    Only where no d is above 0: elsewhere exp(d) d overflows before exp(d), and takes digits away
+    from log s.
     """
     if node.op.name != "sum" or node.args[0].op.name != "mul":
         return node
@@ -54,6 +56,7 @@ def _as_entropy(node: Node) -> Node:
         power, total = found
         below, log_total = logarithm.args
         same = power.args[0] is below and log_total.op.name == "log" and log_total.args[0] is total
+        same = same and _is_below_maximum(below, total.axes)
         if same and total.axes == node.axes and power.type == share.type == node.args[0].type:
             weighted = make(
                 "sum", [make("mul", [power, below], power.type)], node.type, axes=node.axes
@@ -75,6 +78,14 @@ def _softmax(node: Node) -> tuple[Node, Node] | None:
 
 def _is_sum_of(total: Node, power: Node) -> bool:
     return power.op.name == "exp" and total.op.name == "sum" and total.args[0] is power
+
+
+def _is_below_maximum(node: Node, axes: tuple[int, ...]) -> bool:
+    """Whether ``node`` is what its elements are less their maximum along ``axes``."""
+    if node.op.name != "sub" or node.args[1].op.name != "max":
+        return False
+    largest = node.args[1]
+    return largest.args[0] is node.args[0] and largest.axes == axes
 
 
 def _factors(count: Node) -> list[str] | None:
