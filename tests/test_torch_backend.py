@@ -15,6 +15,7 @@ import torch
 import torch._dynamo
 from torch import nn
 from torch.nn import functional as F
+from torch.utils.checkpoint import checkpoint
 
 import fusec
 import fusec.torch_backend
@@ -165,6 +166,21 @@ def test_dropout_draws_what_eager_draws() -> None:
     eager = results(model, model, x)
     torch.manual_seed(1)
     check_same(results(compiled(model, options=REFERENCE), model, x), eager)
+
+
+def test_dropout_that_is_computed_again_draws_the_same() -> None:
+    part = nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Dropout(0.5), nn.SiLU(), nn.Dropout(0.3))
+
+    def model(x: torch.Tensor) -> torch.Tensor:
+        first = checkpoint(part, x, use_reentrant=False).exp()
+        return checkpoint(part, first, use_reentrant=False) + F.dropout(first.tanh(), 0.5)
+
+    x = torch.randn(4, WIDTH)
+    torch.manual_seed(1)
+    eager = results(model, part, x)
+    torch.manual_seed(1)
+    check_same(results(compiled(model, options=REFERENCE), part, x), eager)
+    assert fusec.last_report().fused > 4
 
 
 def test_what_writes_keeps_its_place() -> None:

@@ -96,7 +96,9 @@ class Operations:
     def _element(self, operation: Operation) -> None:
         """One result of several: it goes where they go."""
         source, place = operation.node.args
-        self.values[operation.node] = self.values[source][place]
+        several = self.values[source]
+        known = self._own(operation.node.meta.get("val")) if several is None else several[place]
+        self.values[operation.node] = known
         origin = self.by_node[source]
         operation.kind = COMPUTE if origin.kind == COMPUTE else origin.kind
 
@@ -136,6 +138,8 @@ class Operations:
             raise UnsupportedError("it writes to a tensor that it is given")
         if _draws(node):
             raise UnsupportedError("it draws random numbers")
+        if any(self.values[n] is None for n in node.all_input_nodes):
+            raise UnsupportedError("the graph does not say what it is given")
         refuse(target, name, overload, NOWHERE)
         arguments = self._arguments(node)
         _check(_leaves(arguments), _leaves(value))
@@ -213,7 +217,9 @@ def _writes(node: Any) -> bool:
 def _draws(node: Any) -> bool:
     import torch
 
-    return torch.Tag.nondeterministic_seeded in getattr(node.target, "tags", ())
+    # Operators that keep or set the state of the generator get what draws as an argument.
+    drawing = [node.target, *(a for a in node.args if isinstance(a, torch._ops.OpOverload))]
+    return any(torch.Tag.nondeterministic_seeded in getattr(d, "tags", ()) for d in drawing)
 
 
 def _leaves(value: Any) -> Iterator[Any]:
