@@ -27,7 +27,9 @@ help:
 demo: $(VENV)/.installed
 	$(BIN)/fusec show '$(FORMULA)'
 	@size=$$($(BIN)/python -c 'import torch; print(16384 if torch.cuda.is_available() else 4096)'); \
+	echo; echo 'The race; torch.compile takes up to a minute to start.'; \
 	set -x; $(BIN)/fusec bench '$(FORMULA)' -i "x=$${size}x$${size}:f32"
+	@echo "'. $(VENV)/bin/activate' puts fusec and its Python on the PATH of this shell."
 
 # Two workers: on two cores that is the fastest, and more only pays where compilers do not.
 PYTEST_WORKERS ?= 2
@@ -73,7 +75,8 @@ $(VENV)/.torch: constraints.txt
 	echo "[1/3] environment $(VENV) from $$python" && "$$python" -m venv $(VENV); }
 	@echo '[2/3] $(TORCH)'
 	@$(PIP) install $(if $(CI),-qq) $(TORCH)
-	@[ "$$(uname)" != Linux ] || $(PIP) show -q triton 2>/dev/null || $(PIP) install -qq $(TRITON)
+	@[ "$$(uname)" != Linux ] || $(PIP) show -q triton 2>/dev/null || \
+	{ echo '      $(TRITON)'; $(PIP) install -qq $(TRITON); }
 	@touch $@
 
 $(VENV)/.installed: EXTRAS :=

@@ -50,6 +50,17 @@ def test_beside_torch_compile(mlp: ModuleType, monkeypatch: pytest.MonkeyPatch) 
         assert run.losses == pytest.approx(runs[0].losses, rel=2e-4)
 
 
+def test_a_plot_without_matplotlib_is_refused_before_training(
+    mlp: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit):
+        mlp.main(["x*sigmoid(x)", *SMALL, "--plot", "mlp.png"])
+    complaint = capsys.readouterr().err
+    assert "--plot needs matplotlib" in complaint
+    assert "eager:" not in complaint
+
+
 def test_a_network_needs_two_layers(mlp: ModuleType) -> None:
     with pytest.raises(SystemExit):
         mlp.main(["x", "--depth", "1"])

@@ -66,6 +66,15 @@ def test_mlp_trains_as_eager_does(depth: int) -> None:
     assert forward.left == {("addmm", "it multiplies matrices"): depth}
 
 
+def test_attention_is_left_as_what_it_is() -> None:
+    def attend(x: torch.Tensor) -> torch.Tensor:
+        return nn.functional.scaled_dot_product_attention(x, x, x)
+
+    torch.compile(attend, backend="fusec")(torch.randn(1, 2, 8, 16))
+    (graph,) = fusec.last_report().graphs
+    assert {why for name, why in graph.left if "attention" in name} == {"it is an attention"}
+
+
 BLOCKS: dict[str, Callable[[], tuple[nn.Module, int]]] = {
     "pre-norm": lambda: (Block(Attention(False)), 1),
     "post-norm": lambda: (Block(Attention(False), before=False), 1),

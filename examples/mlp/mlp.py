@@ -7,7 +7,9 @@ under ``torch.compile`` and from fusec: a table of losses and times, and a plot 
 from __future__ import annotations
 
 import argparse
+import importlib.util
 import statistics
+import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -70,6 +72,7 @@ def train(name: str, model: nn.Module, data: tuple[torch.Tensor, torch.Tensor], 
     inputs, wanted = data
     optimizer = torch.optim.Adam(model.parameters(), 1e-3)
     run = Run(name, [], [])
+    print(f"{name}: {steps} steps", file=sys.stderr)
     for _ in range(steps):
         start = time.perf_counter()
         optimizer.zero_grad()
@@ -142,8 +145,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("formula", help="of x; other names are parameters that are learnt from 1")
     parser.add_argument("--depth", type=int, default=4, help="linear layers, at least 2")
-    parser.add_argument("--width", type=int, default=1024)
-    parser.add_argument("--batch", type=int, default=8192, help="samples, all in each step")
+    parser.add_argument("--width", type=int, help="1024, and 256 on a CPU")
+    parser.add_argument("--batch", type=int, help="samples, all in each step; 8192, and 1024")
     parser.add_argument("--steps", type=int, default=100)
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     parser.add_argument("--no-compile", action="store_true", help="leave torch.compile out")
@@ -151,6 +154,11 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     choices = parser.parse_args(arguments)
     if choices.depth < 2 or choices.steps < 1:
         parser.error("--depth is at least 2, --steps at least 1")
+    if choices.plot and importlib.util.find_spec("matplotlib") is None:
+        parser.error("--plot needs matplotlib: pip install matplotlib")
+    on_cpu = choices.device == "cpu"
+    choices.width = choices.width or (256 if on_cpu else 1024)
+    choices.batch = choices.batch or (1024 if on_cpu else 8192)
     return choices
 
 

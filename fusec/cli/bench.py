@@ -174,8 +174,11 @@ def bench(
 
     from fusec import api
     from fusec.cli.contenders import make_case
+    from fusec.cli.suites.results import check_writable
     from fusec.runtime.bench import Effort, compare
 
+    if json_file is not None:
+        check_writable(json_file)
     with options.blamed_on(source), _progress() as progress:
         compiled = api.compile(source.text, backend=backend, numerics=numerics, tune=tune)
         size = _GPU_SIZE if place == "cuda" else options.DEFAULT_SIZE
@@ -234,14 +237,13 @@ def case_json(case: Case, report: Report) -> dict[str, object]:
 
 def write_report(path: Path, cases: Sequence[dict[str, object]], **more: object) -> None:
     """Write a result file with the facts of this machine; ParseError when that is impossible."""
+    from fusec.cli.suites.results import unwritable
     from fusec.runtime.record import environment, write_json
 
     try:
         write_json(path, {**asdict(environment()), **more, "cases": list(cases)})
     except OSError as error:
-        raise FusecError(
-            f"cannot write {path}: {(error.strerror or str(error)).lower()}"
-        ) from error
+        raise unwritable(path, error) from error
 
 
 @contextlib.contextmanager

@@ -132,8 +132,10 @@ class Operations:
         if getattr(target, "namespace", None) not in ("aten", "prims"):
             raise UnsupportedError("it is no operator of aten")
         name, overload = target._opname, f"{target._opname}.{target._overloadname}"
-        if name in STAY or any(part in name for part in ATTENTION):
-            raise UnsupportedError(STAY.get(name, "it is an attention"))
+        if any(part in name for part in ATTENTION):
+            raise UnsupportedError("it is an attention")
+        if name in STAY:
+            raise UnsupportedError(STAY[name])
         if _writes(node):
             raise UnsupportedError("it writes to a tensor that it is given")
         if _draws(node):

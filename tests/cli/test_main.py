@@ -12,6 +12,7 @@ import pytest
 import fusec
 from fusec import api, errors, settings
 from fusec.cli import main
+from fusec.ir.derived import DERIVED
 from fusec.source import Source, Span
 
 Run = Callable[..., SimpleNamespace]
@@ -178,12 +179,16 @@ def test_a_broken_pipe_is_silent(arguments: list[str]) -> None:
         assert process.wait() == 141
 
 
-def test_ops_lists_every_operator(run: Run) -> None:
+def test_ops_lists_every_operator_and_function(run: Run) -> None:
     text = run("ops", "--markdown").out
     assert "| `a + b` | sum of two values | promote | `torch.add` |" in text
     assert "`a \\| b`" in text
-    assert "logsumexp" not in text  # a composite, not an operator
-    assert "tanh(a)" in run("ops").out
+    listed = run("ops").out
+    assert "tanh(a)" in listed
+    for name in (*DERIVED, "norm", "index", "size", "bf16"):
+        assert f"| `{name}(" in text, name
+        assert f"\n{name}(" in listed, name
+    assert max(map(len, listed.splitlines())) <= 80
 
 
 @pytest.mark.parametrize(

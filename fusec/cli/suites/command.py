@@ -21,7 +21,7 @@ from fusec.cli.suites.facts import rounded
 from fusec.cli.suites.measure import line, lost_device, measure, measure_apart
 from fusec.cli.suites.precompile import precompile
 from fusec.cli.suites.request import SUITE_SECONDS, Request
-from fusec.cli.suites.results import ResultFile, default_path
+from fusec.cli.suites.results import ResultFile, check_writable, default_path
 from fusec.cli.suites.selection import Selection
 from fusec.cli.suites.systems import choose_systems
 from fusec.errors import FusecError, UnknownNameError, did_you_mean
@@ -142,13 +142,15 @@ def _plan(suite: Suite, request: Request) -> Plan:
 def _open(suite: Suite, request: Request) -> ResultFile:
     from fusec.runtime.record import device_name, environment
 
+    path = _path(suite, request)
+    check_writable(path)
     facts = asdict(environment())
     if request.commit is not None:
         facts["commit"] = request.commit
     facts = {**facts, "suite": suite.name, "device_name": device_name(request.device)}
     if suite.measure is Measure.THOROUGH and request.first_calls:
         facts["import_seconds"] = rounded(first_call("", "import fusec").warm)
-    file = ResultFile(_path(suite, request), facts)
+    file = ResultFile(path, facts)
     if request.resume or request.merge:
         file.join()
     return file

@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import tempfile
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,8 +68,24 @@ class ResultFile:
             beside.write_text(text_of(self.header, list(self.cases.values())), encoding="utf-8")
             beside.replace(self.path)
         except OSError as error:
-            reason = (error.strerror or str(error)).lower()
-            raise FusecError(f"cannot write {self.path}: {reason}") from error
+            raise unwritable(self.path, error) from error
+
+
+def check_writable(path: Path) -> None:
+    """FusecError where a result file cannot be written, before minutes are spent on its content."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=path.parent):
+            pass
+        if path.exists():
+            path.open("r+b").close()
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def unwritable(path: Path, error: OSError) -> FusecError:
+    """What is said of a file that cannot be written."""
+    return FusecError(f"cannot write {path}: {(error.strerror or str(error)).lower()}")
 
 
 def text_of(header: Mapping[str, Any], cases: Sequence[Mapping[str, Any]]) -> str:
