@@ -215,7 +215,7 @@ def test_another_shape_of_the_class_builds_nothing(
     assert first.plan.binary
     (variant,) = wiring.special.variants
     assert variant.facts is not None
-    assert variant.facts.local_bytes == 0
+    assert variant.facts.local_bytes <= SPILLS_ALLOWED
 
 
 def test_addresses_decide_a_triton_kernel(launches: list[StepPlan]) -> None:
