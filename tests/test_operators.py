@@ -235,7 +235,9 @@ def test_export(strict: bool, tmp_path: Path) -> None:
 @pytest.mark.parametrize("reentrant", [False, True])
 def test_checkpoint(reentrant: bool, compiled: bool) -> None:
     def run(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
-        part = lambda x, w: NORM(x * 2, w, 0.5)  # noqa: E731
+        def part(x: torch.Tensor, w: torch.Tensor) -> torch.Tensor:
+            return NORM(x * 2, w, 0.5)
+
         return checkpoint(part, x, w, use_reentrant=reentrant)
 
     ours = torch.compile(run, fullgraph=True, backend="aot_eager") if compiled else run

@@ -86,14 +86,15 @@ class Recorder:
 
         call = self.call
 
-        # torch gives neither the base nor its constructor types.
+        # torch gives the base no types.
         class Mode(TorchDispatchMode):  # type: ignore[no-untyped-call]
             def __torch_dispatch__(
                 self, func: Any, types: Any, args: Any = (), kwargs: Any = None
             ) -> Any:
                 return call(self, func, args, kwargs or {})
 
-        return Mode()  # type: ignore[no-untyped-call]
+        made: Any = Mode
+        return made()
 
     def call(self, mode: Any, func: Any, args: Any, kwargs: Any) -> Any:
         """Run one operator over stand-ins, and write it down."""

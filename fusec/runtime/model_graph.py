@@ -215,5 +215,6 @@ def boxed(module: Any, graph: Any) -> Callable[[list[Any]], Any]:
     def run(given: list[Any]) -> Any:
         return forward(given)
 
-    run._boxed_call = True  # type: ignore[attr-defined]
+    marked: Any = run
+    marked._boxed_call = True
     return run

@@ -59,7 +59,8 @@ def _once(
             f"the operator {qualified} is there already, and is not this formula",
             hint="an operator cannot be changed: give this one another name",
         )
-    library: Any = torch.library.Library(namespace, "FRAGMENT")  # type: ignore[no-untyped-call]
+    make: Any = torch.library.Library  # torch gives its constructor no types
+    library = make(namespace, "FRAGMENT")
     # Whoever holds the library keeps the operator alive.
     library.define(f"{name}{_schema(formula, numbers)}", tags=operators.TAGS)
     _implement(library, name, written, len(formula.outputs) == 1)

@@ -53,7 +53,8 @@ _steps: dict[object, Step] = {}
 _recorded: dict[str, dict[tuple[object, ...], Step]] = {}
 _PLAIN = plain_types() | set(NUMBERS)
 
-LIBRARY: Any = torch.library.Library("fusec", "DEF")  # type: ignore[no-untyped-call]
+_make: Any = torch.library.Library  # torch gives its constructor no types
+LIBRARY = _make("fusec", "DEF")
 LIBRARY.define(
     "call(str formula, str places, Tensor[] tensors, Scalar[] numbers) -> Tensor[]", tags=TAGS
 )

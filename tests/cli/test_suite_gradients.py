@@ -3,6 +3,7 @@
 import math
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -148,8 +149,8 @@ def test_a_compiled_backward_is_taken_again_and_again() -> None:
     assert learner is not None
     learner.both()  # a backward that is compiled to run once
     again = learner.backward()
-    first, second = again(), again()
-    for one, other in zip(first, second, strict=True):  # type: ignore[call-overload]
+    results: list[Any] = [again(), again()]
+    for one, other in zip(*results, strict=True):
         assert torch.equal(one, other)
 
 

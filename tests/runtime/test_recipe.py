@@ -313,7 +313,9 @@ def test_a_cuda_kernel_comes_back_as_it_was(
     loaded: list[tuple[Any, ...]] = []
 
     def load(code: bytes, *facts: object) -> Any:
-        prepare = lambda *launch: loaded.append((code, *facts, *launch))  # noqa: E731
+        def prepare(*launch: object) -> None:
+            loaded.append((code, *facts, *launch))
+
         return SimpleNamespace(prepare=prepare)
 
     monkeypatch.setattr(driver, "load_function", load)
