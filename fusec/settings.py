@@ -83,6 +83,13 @@ def child_environment(**changes: str) -> dict[str, str]:
     return {**os.environ, **changes}
 
 
+def show_one_gpu(number: int) -> None:
+    """Let this process and its children see one of its GPUs, before CUDA is started in it."""
+    shown = _words(os.environ, "CUDA_VISIBLE_DEVICES")
+    numbers = shown[0].split(",") if shown else []
+    os.environ["CUDA_VISIBLE_DEVICES"] = numbers[number] if number < len(numbers) else str(number)
+
+
 def _flag(environment: Mapping[str, str], name: str) -> bool:
     return environment.get(name, "").strip().lower() not in _FALSE_WORDS
 

@@ -128,6 +128,12 @@ def bench(
             help="Compile a suite's cases with torch.compile in N processes beforehand.",
         ),
     ] = 0,
+    gpus: Annotated[
+        int,
+        typer.Option(
+            "--gpus", min=1, metavar="N", help="Share the cases of a suite out over N GPUs."
+        ),
+    ] = 1,
     overwrite: Annotated[
         bool, typer.Option("--overwrite", help="Start the file of a suite anew.")
     ] = False,
@@ -156,6 +162,7 @@ def bench(
                 merge=merge,
                 overwrite=overwrite,
                 first_calls=not no_first_call,
+                gpus=gpus,
                 precompile=precompile,
                 commit=commit,
             ),

@@ -1,17 +1,21 @@
 """`fusec bench --suite`: the filters, the result file and what may be added to it, refusals."""
 
 import json
+import math
+import os
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from fusec.cli import main
-from fusec.cli.suites import command, results
+from fusec.cli.suites import command, results, share
 from fusec.cli.suites.case import Plan, SuiteCase
 from fusec.cli.suites.declared import SUITES
 from fusec.cli.suites.selection import Selection, lengths
+from fusec.errors import FusecError
 
 SMALL = ("--device", "cpu", "--seconds", "0", "--contenders", "fusec,copy")
 TINY = ("bench", "--suite", "rows", "--only", "^softmax/bf16/[18]x64$", *SMALL)
@@ -191,12 +195,51 @@ def test_a_lost_gpu_ends_the_run_and_keeps_the_case(
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(command, "lost_device", lambda device: "illegal memory access")
+    monkeypatch.setattr(share, "lost_device", lambda device: "illegal memory access")
     path = tmp_path / "rows.json"
     assert main([*TINY, "--json", str(path)]) == 2
     text = capsys.readouterr().err
     assert "lost to this process after softmax/bf16/8x64: illegal memory access" in text
     assert names_in(path) == ["softmax/bf16/8x64"]
+
+
+def which_gpu(case: SuiteCase, plan: Plan) -> dict[str, Any]:
+    """What a process says of itself instead of measuring; it ends at a case of one row."""
+    if case.rows == 1:
+        os._exit(3)
+    if case.rows == 8:
+        raise FusecError("the GPU has melted", hint="cool it")
+    return {"name": case.name, "gpu": os.environ["CUDA_VISIBLE_DEVICES"], "process": os.getpid()}
+
+
+def shared(rows: str, deadline: float = math.inf) -> list[dict[str, Any]]:
+    """What two processes make of the cases of softmax with so many rows."""
+    chosen = Selection(only="^softmax/bf16", rows=lengths(rows, "--rows"))
+    work = [(case, Plan("cpu", (), 0.0)) for case in chosen.choose(SUITES["rows"].cases("cuda"))]
+    return list(share.measure_all(which_gpu, work, 2, deadline))
+
+
+def test_processes_share_the_cases_out_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    results = shared("132")
+    assert [result["name"] for result in results][:2] == [
+        "softmax/bf16/132x4096", "softmax/bf16/132x1024",
+    ]  # fmt: skip
+    assert len(results) == 12
+    gpus = {result["process"]: result["gpu"] for result in results}
+    assert os.getpid() not in gpus
+    assert set(gpus.values()) <= {"5", "7"}
+    assert len(set(gpus.values())) == len(gpus)
+    assert not shared("132", time.monotonic())
+
+
+def test_a_process_that_fails_or_ends_is_said() -> None:
+    with pytest.raises(FusecError, match="has melted\nhint: cool it"):
+        shared("8")
+    with pytest.raises(
+        FusecError, match="a process that measured has ended, at softmax/bf16/1x4096"
+    ):
+        shared("1")
 
 
 @pytest.mark.parametrize(
@@ -210,6 +253,10 @@ def test_a_lost_gpu_ends_the_run_and_keeps_the_case(
         (("--suite", "rows", "--only", "nothing"), "no case of 'rows' passes the filters"),
         (("--suite", "cpu", "--device", "cuda"), "the suite 'cpu' is for --device cpu"),
         (("x+1", "--suite", "rows"), "a formula and a suite exclude each other"),
+        (
+            ("--suite", "rows", "--device", "cpu", "--gpus", "2"),
+            "--gpus shares cases out over GPUs",
+        ),
         ((), "a formula is missing"),
         (("--suite", "rows", "--suite", "host", "--json", "a.json"), "2 suites cannot share"),
     ],

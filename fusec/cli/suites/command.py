@@ -18,11 +18,12 @@ from fusec.cli.output import console
 from fusec.cli.suites.case import Measure, Plan, Suite, SuiteCase
 from fusec.cli.suites.declared import SUITES
 from fusec.cli.suites.facts import rounded
-from fusec.cli.suites.measure import line, lost_device, measure, measure_apart
+from fusec.cli.suites.measure import line, measure, measure_apart
 from fusec.cli.suites.precompile import precompile
 from fusec.cli.suites.request import SUITE_SECONDS, Request
 from fusec.cli.suites.results import ResultFile, check_writable, default_path
 from fusec.cli.suites.selection import Selection
+from fusec.cli.suites.share import check_gpus, measure_all
 from fusec.cli.suites.systems import choose_systems
 from fusec.errors import FusecError, UnknownNameError, did_you_mean
 from fusec.runtime.timing import first_call
@@ -82,6 +83,8 @@ def _run_suite(suite: Suite, request: Request, deadline: float) -> None:
             f"no case of '{suite.name}' passes the filters",
             hint=f"fusec bench --suite {suite.name} --list shows them",
         )
+    if request.gpus > 1:
+        check_gpus(request.gpus, request.device)
     file = _open(suite, request)
     todo = [case for case in cases if not (request.resume and case.name in file.cases)]
     plan = _plan(suite, request)
@@ -89,24 +92,21 @@ def _run_suite(suite: Suite, request: Request, deadline: float) -> None:
         _complain(suite.on_cpu)
     take = measure_apart if request.device in suite.fresh else measure
     done = 0
+    # Fresh processes take minutes, and say the same of every formula: one is enough.
+    work = [
+        (case, replace(plan, first_calls=request.first_calls and case is cases[0])) for case in todo
+    ]
     try:
         if request.precompile and suite.measure in (Measure.TIME, Measure.GRADIENTS):
             _precompile(todo, plan, request.precompile)
-        with _progress(len(todo)) as say:
-            for case in todo:
-                if time.monotonic() > deadline:
-                    break
-                # Fresh processes take minutes, and say the same of every formula: one is enough.
-                first = request.first_calls and case is cases[0]
-                result = take(case, replace(plan, first_calls=first))
+        with (
+            _progress(len(todo)) as say,
+            contextlib.closing(measure_all(take, work, request.gpus, deadline)) as results,
+        ):
+            for result in results:
                 file.add(result)
                 done += 1
                 say(line(result, suite.measure))
-                if lost := lost_device(plan.device):
-                    raise FusecError(
-                        f"the GPU is lost to this process after {case.name}: {lost}",
-                        hint=f"the cases so far are in {file.path}; --resume goes on",
-                    )
     except KeyboardInterrupt:
         _complain(f"stopped: {_left(file, done, todo)}")
         raise

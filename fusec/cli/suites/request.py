@@ -26,5 +26,6 @@ class Request:
     merge: bool = False
     overwrite: bool = False
     first_calls: bool = True
+    gpus: int = 1
     precompile: int = 0  # processes; 0 is none
     commit: str | None = None
