@@ -6,6 +6,7 @@ import copy
 import importlib.metadata
 import logging
 import re
+import statistics
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -122,12 +123,13 @@ def test_kernels_take_other_lengths_as_they_are() -> None:
 @pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_block_on_a_gpu(dtype: torch.dtype) -> None:
-    """As far from the exact numbers as eager is; roundings of 16 bits leave the largest error of a
-    few elements to chance, so all of them count.
+    """As far from the exact numbers as eager is on the average of all results: roundings of 16 bits
+    leave it to chance for one of a few elements, which is off by 4 times as much at most.
     """
     model = Block(Attention(True, by_hand=True), SwiGLU(), nn.RMSNorm).to("cuda", dtype)
     exact_model = copy.deepcopy(model).double()
     function = compiled(model, dynamic=True)
+    ratios = []
     for shape in [(2, 8), (3, 5), (4, 40)]:
         x = torch.randn(*shape, WIDTH, device="cuda", dtype=dtype)
         exact = results(exact_model, exact_model, x.double())
@@ -135,10 +137,13 @@ def test_a_block_on_a_gpu(dtype: torch.dtype) -> None:
         largest = max(float(expected.norm()) for expected in exact.values())
         for name, expected in exact.items():
             error, of_eager = (float((r[name] - expected).norm()) for r in (ours, eager))
+            rounding = torch.finfo(dtype).eps * float(expected.norm())
             if float(expected.norm()) < 1e-9 * largest:  # 0 but for roundings, of either
                 assert error <= torch.finfo(dtype).eps * largest, name
-            else:
-                assert error <= 1.5 * of_eager + 1e-6 * largest, name
+                continue
+            ratios.append((error + rounding / 64) / (of_eager + rounding / 64))
+            assert ratios[-1] <= 4, name
+    assert statistics.geometric_mean(ratios) <= 1.1
     regions = [r for g in fusec.last_report().graphs for r in g.regions]
     assert regions
     assert [r.failure for r in regions if r.failure] == []
