@@ -201,6 +201,7 @@ class CompiledFunction:
         )
         if out is None and self._written and operator_calls.seen_by_torch(values):
             return operator_calls.through_operator(self._written, values)
+        operator_calls.refuse_trace()
         call = Call(self._formula, values, out, self._backend)
         if call.tracked:
             from fusec.runtime.autograd import run_tracked

@@ -5,6 +5,7 @@ input is ever copied.
 from __future__ import annotations
 
 import itertools
+import warnings
 
 import pytest
 import torch
@@ -304,6 +305,12 @@ def test_tensors_without_memory_of_their_own_are_refused() -> None:
     nested = torch.nested.nested_tensor([torch.ones(2), torch.ones(3)], layout=torch.jagged)
     with pytest.raises(UnsupportedError, match="not a plain tensor"):
         function(nested)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="The PyTorch API of nested tensors")
+        strided = [torch.nested.nested_tensor([torch.ones(2), torch.ones(n)]) for n in (2, 3)]
+    for like in strided:
+        with pytest.raises(UnsupportedError, match="is a nested tensor"):
+            function(like)
     with pytest.raises(UnsupportedError, match="vmap"):
         torch.func.vmap(fusec.compile(lambda x: x + 1))(torch.ones(2, 3))
 

@@ -69,7 +69,7 @@ class Call:
 
     def _key_of(self, position: int, value: torch.Tensor) -> object:
         """What of a tensor decides the kernels; refuses what fusec cannot read."""
-        if value.layout is not _strided():
+        if value.layout is not _strided() or value.is_nested:
             self._refuse_layout(position, value)
         try:
             address = value.data_ptr()
@@ -77,7 +77,7 @@ class Call:
             raise self.error(
                 UnsupportedError,
                 position,
-                "has no memory of its own: it is nested, or inside torch.func.vmap or its like",
+                "has no memory of its own: it is inside torch.func.vmap or its like",
                 "call it outside, on plain tensors",
             ) from None
         if not address and lacks_memory(value):
@@ -138,6 +138,9 @@ class Call:
                 self.values[position] = self.values[position].to(self.device)
 
     def _refuse_layout(self, position: int, value: torch.Tensor) -> NoReturn:
+        if value.is_nested:
+            hint = "pass its parts, or torch.nested.to_padded_tensor(x, 0.0)"
+            raise self.error(UnsupportedError, position, "is a nested tensor", hint)
         raise self.error(
             UnsupportedError, position, f"has the layout {value.layout}", "pass x.to_dense()"
         )

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 from fusec.errors import UnknownNameError
-from fusec.runtime import launcher
+from fusec.runtime import launcher, operator_calls
 from fusec.runtime.arguments import Call, run
 from fusec.runtime.prepared import made
 
@@ -47,6 +47,7 @@ class BoundCall:
             result = self._fast(*given)
             if result is not NotImplemented:
                 return result
+        operator_calls.refuse_trace()
         formula = self._call.formula
         if len(given) != len(formula.inputs):
             raise UnknownNameError(

@@ -288,7 +288,10 @@ def _import(entry: Entry) -> Any:
     assert spec is not None
     module: Any = module_from_spec(spec)
     loader.exec_module(module)
-    module.setup(tuple(plain_types()), torch.strided, torch.empty_like, torch.is_grad_enabled)
+    module.setup(
+        tuple(plain_types()), torch.strided, torch.empty_like, torch.is_grad_enabled,
+        torch._C._get_tracing_state,
+    )  # fmt: skip
     if not may_use_threads():
         module.one_thread()
     _state.ways = launcher_torch.ways()

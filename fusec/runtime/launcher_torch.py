@@ -32,6 +32,7 @@ _READERS = (
 _GRAD_ENABLED = "aoti_torch_grad_mode_is_enabled"
 _FUNCTION_MODE = "_ZN2at4impl27torch_function_mode_enabledEv"  # bool ()
 _DISPATCH_MODE = "_ZN3c104impl21dispatch_mode_enabledEv"  # bool ()
+_TRACING = "_ZN5torch3jit6tracer15getTracingStateEv"  # shared_ptr& (), of this thread
 _STREAM = "aoti_torch_get_current_cuda_stream"
 _WORD = 8  # bytes
 _MOST_OBJECT = 208  # bytes of torch's object that are searched for the dispatch keys
@@ -52,8 +53,8 @@ def ways() -> Ways | None:
     """The short ways for CPU tensors; None where one of them is missing or says something else."""
     import torch
 
-    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
-        return None  # the modes of somebody else would meet the trial
+    if _is_watched():
+        return None
     try:
         with torch.inference_mode(False), torch.no_grad():
             return _proven("cpu")
@@ -65,7 +66,7 @@ def with_cuda(known: Ways, index: int) -> Ways:
     """The same ways for tensors of CUDA device ``index`` too, where that is proven."""
     import torch
 
-    if torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack():
+    if _is_watched():
         return known
     try:
         with torch.inference_mode(False), torch.no_grad():
@@ -99,6 +100,14 @@ def allocation(device: torch.device) -> Allocate | None:
     return allocate if good else None
 
 
+def _is_watched() -> bool:
+    """Whether a mode or a trace of somebody else would meet the trial."""
+    import torch
+
+    modes = torch._C._len_torch_function_stack() or torch._C._len_torch_dispatch_stack()
+    return bool(modes) or torch._C._get_tracing_state() is not None
+
+
 # -- finding ---------------------------------------------------------------------------------------
 
 
@@ -125,10 +134,14 @@ def _proven(device: str) -> Ways | None:
     ]
     for flag in flags:
         flag.restype, flag.argtypes = ctypes.c_bool, ()
+    tracing = getattr(cpu, _TRACING)
+    tracing.restype, tracing.argtypes = ctypes.c_void_p, ()
     plain, other = _plain_tensors(device), _other_tensors(device)
     handle = _handle_offset([*plain, *other])
     keys = handle and _keys_offset([*plain, *other])
     if not handle or not keys or not _flags_agree(*flags):
+        return None
+    if not _tells_of_tracing(lambda: bool(_read_word(tracing()))):
         return None
     kinds = {_dispatch_keys(tensor) for tensor in plain}
     if len(kinds) != 2 or kinds & {_dispatch_keys(tensor) for tensor in other}:
@@ -140,7 +153,7 @@ def _proven(device: str) -> Ways | None:
             return None
     if len(set(codes.values())) != len(codes):
         return None
-    functions = (*map(_address, readers), *map(_address, flags), 0)
+    functions = (*map(_address, readers), *map(_address, flags), _address(tracing), 0)
     return Ways(handle, keys, tuple(sorted(kinds)), functions)
 
 
@@ -247,6 +260,21 @@ def _flags_agree(
                     yield record, function, dispatch
 
     return all(state == (grad_enabled(), function_mode(), dispatch_mode()) for state in states())
+
+
+def _tells_of_tracing(is_traced: Callable[[], bool]) -> bool:
+    """Whether a function tells when ``torch.jit.trace`` is at work."""
+    import torch
+
+    said: list[bool] = []
+
+    def traced(x: torch.Tensor) -> torch.Tensor:
+        said.append(is_traced())
+        return x
+
+    before = is_traced()
+    torch._C._create_graph_by_tracing(traced, (torch.empty(1),), lambda value: "", True, False)
+    return [before, *said, is_traced()] == [False, True, False]
 
 
 def _stream(index: int) -> int:

@@ -11,6 +11,8 @@ import sys
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from fusec.errors import UnsupportedError
+
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -24,6 +26,17 @@ def seen_by_torch(values: Sequence[Any]) -> bool:
         kinds: tuple[type, ...] = (torch.Tensor, bool, int, float)
         return all(isinstance(v, kinds) for v in values)
     return any(type(v).__name__ == "FakeTensor" for v in values)
+
+
+def refuse_trace() -> None:
+    """UnsupportedError inside ``torch.jit.trace``, which would take the result for a constant."""
+    import torch
+
+    if torch._C._get_tracing_state() is not None:
+        raise UnsupportedError(
+            "torch.jit.trace cannot record the call of a formula",
+            hint="trace an operator, op = f.as_operator('mylib::name'), or use torch.export",
+        )
 
 
 def through_operator(written: str, values: Sequence[Any]) -> Any:

@@ -5,7 +5,7 @@ import gc
 import subprocess
 import sys
 import weakref
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,7 @@ from fusec.runtime.build_cpp import find_compiler
 from fusec.runtime.cache import default_store
 
 CPU = torch.device("cpu")
-NONE = (0, 0, (), (0,) * 10)  # everything through attributes
+NONE = (0, 0, (), (0,) * 11)  # everything through attributes
 
 pytestmark = pytest.mark.skipif(
     find_compiler() is None or not Path(launcher._headers(), "Python.h").exists(),
@@ -69,7 +69,7 @@ def test_this_torch_is_understood() -> None:
     ways = launcher._state.ways
     assert ways is not None
     assert len(ways.kinds) == 2
-    assert all(ways.functions[:9])
+    assert all(ways.functions[:10])
     assert launcher._state.allocations.get(CPU) or launcher_torch.allocation(CPU)
 
 
@@ -346,6 +346,23 @@ def test_results_without_memory() -> None:
             bound()
 
 
+def traced(function: Callable[[torch.Tensor], torch.Tensor]) -> Any:
+    """What torch.jit.trace makes of a function."""
+    return torch.jit.trace(lambda x: function(x) + x, torch.ones(3), check_trace=False)
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit.:DeprecationWarning")
+def test_a_trace_takes_no_result_for_a_constant(either: bool) -> None:
+    function = known("x * 2", torch.ones(3))
+    bound = function.bind(torch.ones(3))
+    assert torch.equal(bound(torch.ones(3)), torch.full((3,), 2.0))
+    for call in (function, bound):
+        with pytest.raises(UnsupportedError, match=r"torch\.jit\.trace cannot record"):
+            traced(call)
+    operator = function.as_operator("fusec_tests::twice")
+    assert torch.equal(traced(operator)(torch.arange(3.0)), torch.tensor([0.0, 3.0, 6.0]))
+
+
 def test_a_mode_of_another_thread_is_none_of_this_one() -> None:
     import threading
 
@@ -384,7 +401,7 @@ def test_the_profiler_runs_beside_it() -> None:
 
 def test_too_many_kinds_are_refused() -> None:
     with pytest.raises(ValueError, match="more than"):
-        launcher._state.module.setup_tensors(0, 0, (1,) * 5, (0,) * 10)
+        launcher._state.module.setup_tensors(0, 0, (1,) * 5, (0,) * 11)
 
 
 def test_the_proof_prints_and_warns_of_nothing() -> None:

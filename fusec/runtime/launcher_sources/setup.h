@@ -5,15 +5,16 @@
 
 namespace fusec {
 
-// setup(tensor types, strided, empty_like, is_grad_enabled)
+// setup(tensor types, strided, empty_like, is_grad_enabled, tracing state)
 static PyObject *setup(PyObject *, PyObject *args) {
-    PyObject *types, *strided, *like, *enabled;
-    if (!PyArg_ParseTuple(args, "O!OOO", &PyTuple_Type, &types, &strided, &like, &enabled))
+    PyObject *types, *strided, *like, *enabled, *state;
+    if (!PyArg_ParseTuple(args, "O!OOOO", &PyTuple_Type, &types, &strided, &like, &enabled, &state))
         return nullptr;
     torch.tensor_types = Py_NewRef(types);
     torch.strided = Py_NewRef(strided);
     torch.empty_like = Py_NewRef(like);
     torch.is_grad_enabled = Py_NewRef(enabled);
+    torch.tracing_state = Py_NewRef(state);
     Py_RETURN_NONE;
 }
 
@@ -36,16 +37,16 @@ static PyObject *setup_cuda(PyObject *, PyObject *args) {
     Py_RETURN_NONE;
 }
 
-// setup_tensors(offset of the handle, offset of the keys, kinds, addresses of ten functions): the
+// setup_tensors(offset of the handle, offset of the keys, kinds, addresses of eleven functions): the
 // short ways into torch, proven by runtime/launcher_torch.py. The last may be missing;
 // without kinds, everything is read through attributes.
 static PyObject *setup_tensors(PyObject *, PyObject *args) {
     Short made{};
     PyObject *kinds;
-    unsigned long long at[10];
-    if (!PyArg_ParseTuple(args, "nnO!(KKKKKKKKKK)", &made.handle, &made.keys, &PyTuple_Type, &kinds,
+    unsigned long long at[11];
+    if (!PyArg_ParseTuple(args, "nnO!(KKKKKKKKKKK)", &made.handle, &made.keys, &PyTuple_Type, &kinds,
                           &at[0], &at[1], &at[2], &at[3], &at[4], &at[5], &at[6], &at[7], &at[8],
-                          &at[9]))
+                          &at[9], &at[10]))
         return nullptr;
     if (PyTuple_GET_SIZE(kinds) > KINDS)
         return PyErr_Format(PyExc_ValueError, "more than %d kinds of tensors", KINDS);
@@ -62,7 +63,8 @@ static PyObject *setup_tensors(PyObject *, PyObject *args) {
     made.grad_enabled = (decltype(made.grad_enabled))(uintptr_t)at[6];
     made.function_mode = (decltype(made.function_mode))(uintptr_t)at[7];
     made.dispatch_mode = (decltype(made.dispatch_mode))(uintptr_t)at[8];
-    made.current_stream = (decltype(made.current_stream))(uintptr_t)at[9];
+    made.tracing_state = (decltype(made.tracing_state))(uintptr_t)at[9];
+    made.current_stream = (decltype(made.current_stream))(uintptr_t)at[10];
     made.usable = made.kinds > 0;
     brief = made;
     Py_RETURN_NONE;

@@ -20,7 +20,7 @@ struct Names {
 // What the extension module knows of torch; set once by `setup`.
 struct Torch {
     PyObject *tensor_types;  // tuple of the classes that are plain tensors
-    PyObject *strided, *empty_like, *is_grad_enabled, *current_stream;
+    PyObject *strided, *empty_like, *is_grad_enabled, *tracing_state, *current_stream;
 };
 
 constexpr int KINDS = 4;  // most words of dispatch keys
@@ -41,6 +41,7 @@ struct Short {
     bool (*grad_enabled)();
     bool (*function_mode)();
     bool (*dispatch_mode)();
+    void **(*tracing_state)();  // of this thread; it points to null while nothing is traced
     int (*current_stream)(int32_t, void **);  // may be null alone
 };
 
@@ -68,9 +69,19 @@ inline bool is_plain(PyObject *value) {
     return false;
 }
 
-// Under a mode of torch every call is Python's: a mode sees what is read and allocated.
+// Whether torch.jit.trace records what is called, as Python says.
+inline bool is_traced() {
+    PyObject *state = PyObject_CallNoArgs(torch.tracing_state);
+    PyErr_Clear();
+    Py_XDECREF(state);
+    return state != Py_None;
+}
+
+// Under a mode of torch, and while it traces, every call is Python's: a mode sees what is read and
+// allocated, and a trace the operator that the call is.
 inline bool in_mode() {
-    return brief.usable && (brief.function_mode() || brief.dispatch_mode());
+    if (!brief.usable) return is_traced();
+    return brief.function_mode() || brief.dispatch_mode() || *brief.tracing_state();
 }
 
 // The address of a tensor's first element; -1 perhaps with an exception.
