@@ -14,7 +14,7 @@ from fusec.codegen.layout import Arrangement, Operand
 from fusec.codegen.schedule import WIDE_OFFSETS, is_tile, rows_contiguous, splits_of
 
 VECTOR_BYTES = 16  # the widest load there is
-FLAT_THREADS, FLAT_VECTORS = 256, 4
+FLAT_THREADS, FLAT_VECTORS = 128, 2
 TILE_THREADS, TILE_VECTORS = 256, 4
 HELD_WORDS = 32  # registers in which a thread holds what it has loaded of a row
 WARP_VECTORS = 8  # of a row that one warp takes alone

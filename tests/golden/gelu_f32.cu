@@ -9,9 +9,9 @@ namespace gelu_f32_kernel_code {
 //
 // reads x f32; writes out f32; 8 bytes per element
 
-constexpr int THREADS = 256;  // threads of a block
+constexpr int THREADS = 128;  // threads of a block
 constexpr int LANES = 4;  // elements of a vector
-constexpr int VECTORS = 4;  // vectors that a thread works on at a time
+constexpr int VECTORS = 2;  // vectors that a thread works on at a time
 
 template <class T, class Bits>
 __device__ T from_bits(Bits bits) {
@@ -149,8 +149,8 @@ void gelu_f32_out(torch::Tensor x, torch::Tensor out) {
   {
     const int64_t rows = 1, cols = x.size(0) * x.size(1);
     TORCH_CHECK(rows * cols < int64_t{1} << 31, "offsets do not fit an int");
-    const int64_t blocks = (cols + 4095) / 4096;
-    gelu_f32_kernel_code::gelu_f32_kernel<<<blocks, 256, 0, stream>>>(
+    const int64_t blocks = (cols + 1023) / 1024;
+    gelu_f32_kernel_code::gelu_f32_kernel<<<blocks, 128, 0, stream>>>(
         static_cast<const float*>(x.data_ptr()),
         static_cast<float*>(out.data_ptr()),
         static_cast<int>(cols));

@@ -9,9 +9,9 @@ namespace silu_kernel_code {
 //
 // reads gate bf16; writes out bf16; 4 bytes per element
 
-constexpr int THREADS = 256;  // threads of a block
+constexpr int THREADS = 128;  // threads of a block
 constexpr int LANES = 8;  // elements of a vector
-constexpr int VECTORS = 4;  // vectors that a thread works on at a time
+constexpr int VECTORS = 2;  // vectors that a thread works on at a time
 
 // The upper half of a float.
 enum class bfloat16 : unsigned short {};
@@ -177,8 +177,8 @@ void silu_out(torch::Tensor gate, torch::Tensor out) {
   {
     const int64_t rows = 1, cols = gate.size(0) * gate.size(1);
     TORCH_CHECK(rows * cols < int64_t{1} << 31, "offsets do not fit an int");
-    const int64_t blocks = (cols + 8191) / 8192;
-    silu_kernel_code::silu_kernel<<<blocks, 256, 0, stream>>>(
+    const int64_t blocks = (cols + 2047) / 2048;
+    silu_kernel_code::silu_kernel<<<blocks, 128, 0, stream>>>(
         static_cast<const silu_kernel_code::bfloat16*>(gate.data_ptr()),
         static_cast<silu_kernel_code::bfloat16*>(out.data_ptr()),
         static_cast<int>(cols));
