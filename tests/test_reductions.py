@@ -16,6 +16,7 @@ from fusec.errors import DTypeError, ShapeError
 from tests.oracle import (
     FLOATS,
     INTEGERS,
+    INTERPRETER,
     Backend,
     assert_close,
     dtype_of,
@@ -460,6 +461,29 @@ def test_programs_of_long_rows(backend: Backend, length: int) -> None:
     expected = reference(text, x, w, b)
     for actual, right in zip(backend.run(text, x, w, b), expected, strict=True):
         assert_close(actual, right, 1, absolute=1e-5, what=text)
+
+
+@pytest.mark.parametrize(
+    "backend",
+    [
+        pytest.param(INTERPRETER, id="interpreter"),
+        pytest.param(Backend("triton", "cuda"), id="gpu", marks=pytest.mark.gpu),
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 3])
+def test_programs_that_share_rows_and_weights(backend: Backend, rows: int) -> None:
+    """Neighbouring programs take the same part of neighbouring rows, and so the same weights."""
+    x, w, b = (
+        random((rows, 140_000), "bfloat16"),
+        random((140_000,), "float32", 1),
+        random((140_000,), "bfloat16", 2),
+    )
+    text = "y = layer_norm(x, w, b); y, max(y)"
+    expected = reference(text, x, w, b)
+    for actual, right in zip(backend.run(text, x, w, b), expected, strict=True):
+        assert_close(actual, right, 1, absolute=1e-5, what=text)
+    source = backend.compile(text).show("triton", x, w, b)
+    assert ("split = program // rows" in source) == (rows > 1)
 
 
 @on_every_backend

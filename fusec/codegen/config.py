@@ -18,6 +18,7 @@ class Config:
     even: bool = False  # the row fills the tile: no mask
     wide_index: bool = False  # int64 offsets
     splits: int = 1  # programs that share a row, each a part of its columns
+    rows_near: bool = False  # neighbouring programs take the same part of neighbouring rows
     prefetch: bool = False  # fetch the next row while this one is worked on
     lanes_along_rows: bool = False  # the contiguous axis is the row axis (column reductions)
     stream: int = 0  # results go to memory past the caches, so many at a time

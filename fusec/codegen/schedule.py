@@ -64,17 +64,20 @@ def choose_triton(
     if rows_contiguous(arrangement):
         return _columns(accesses, arrangement, wide)
     config = _rows(accesses, arrangement, wide)
-    return config if config.resident else _shared(config, arrangement, narrow)
+    return config if config.resident else _shared(config, accesses, arrangement, narrow)
 
 
-def _shared(config: Config, arrangement: Arrangement, narrow: bool) -> Config:
+def _shared(
+    config: Config, accesses: tuple[Operand, ...], arrangement: Arrangement, narrow: bool
+) -> Config:
     """A looping kernel, or where rows are few one whose programs share them."""
     block = LONG_SHARE_BLOCK if arrangement.cols >= LONG_SHARE_COLUMNS else SHARE_BLOCK
     splits = splits_of(arrangement.rows, arrangement.cols, block)
     if arrangement.rows > BUSY_ROWS or splits == 1:
         return config
     warps = block // (1024 if narrow else 512)
-    return replace(config, block_cols=block, warps=warps, splits=splits)
+    near = any(_is_alike(k, arrangement) for k, o in enumerate(accesses) if o.kind != "root")
+    return replace(config, block_cols=block, warps=warps, splits=splits, rows_near=near)
 
 
 def _columns(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -> Config:
@@ -142,6 +145,13 @@ def is_tile(operand: int, arrangement: Arrangement) -> bool:
     strides = arrangement.layout.strides[operand]
     rows = len(arrangement.layout.rows)
     return any(strides[rows:]) and (any(strides[:rows]) or not rows)
+
+
+def _is_alike(operand: int, arrangement: Arrangement) -> bool:
+    """Whether an operand is a row that all rows share, as the weights of a norm are."""
+    strides = arrangement.layout.strides[operand]
+    rows = len(arrangement.layout.rows)
+    return any(strides[rows:]) and not any(strides[:rows]) and rows > 0
 
 
 def row_chunks(rows: int, backend: str) -> int:

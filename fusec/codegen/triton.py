@@ -229,7 +229,7 @@ class _Printer:
             program = f"tl.num_programs(0) - 1 - {program}"
         if kernel.divided:
             writer.line(f"program = {program}")
-            program = "program // SPLITS"
+            program = "program % rows" if kernel.config.rows_near else "program // SPLITS"
         if kernel.columns:
             writer.line(f"program = {program}")
         elif self._flat_rows:
@@ -238,7 +238,8 @@ class _Printer:
             writer.line(f"row = {program} * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]")
             writer.line("row_mask = row < rows")
         if kernel.divided:
-            writer.line("split = program % SPLITS")
+            split = "program // rows" if kernel.config.rows_near else "program % SPLITS"
+            writer.line(f"split = {split}")
             writer.line("first = split * chunk")
             writer.line("last = tl.minimum(first + chunk, cols)")
         if any(isinstance(s, Combine) or _reads_parts(s) for s in kernel.body):
