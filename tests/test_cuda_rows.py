@@ -71,6 +71,17 @@ def test_resident_rows(backend: Backend, name: str, length: int) -> None:
 
 
 @BOTH
+@pytest.mark.parametrize("length", [1, 9, 63, 64, 65, 96, 100, 129, 255, 256, 1000, 1024, 1031])
+@pytest.mark.parametrize("name", ["float32", "bfloat16", "float64"])
+def test_short_rows_that_are_only_read(backend: Backend, name: str, length: int) -> None:
+    """A few threads share a row, and each element around its whole vectors has one of its own."""
+    x = values(37, length, dtype=dtype_of(name))
+    x[:, 0], x[:, -1] = 40.0, 30.0  # what a thread does not take is missed
+    near(backend, "sum(x), max(x), logsumexp(x)", x)
+    near(backend, "sum(x * x), min(x)", x[:1])
+
+
+@BOTH
 @pytest.mark.parametrize("length", [32768, 50257, 65536])
 def test_rows_shared_by_a_cluster(backend: Backend, length: int) -> None:
     x = values(3, length, dtype=torch.bfloat16)
@@ -164,6 +175,34 @@ def test_a_row_gives_the_same_bits_among_few_and_among_many(backend: Backend) ->
             assert torch.equal(few, many[first : first + 2])
 
 
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [64, 100, 256, 1024])
+def test_rows_in_place(columns: int) -> None:
+    """What stands in for a row beyond the last reads a row that may have been written."""
+    function = fusec.compile("softmax(x)", backend="cuda")
+    for rows in (1, 5, 1003, 200_001):
+        x = torch.randn(rows, columns, device="cuda", dtype=torch.bfloat16)
+        expected = function(x)
+        assert torch.equal(function(x, out=x), expected)
+
+
+@pytest.mark.gpu
+def test_the_quick_exponential() -> None:
+    """Good to 2^-17 of every normal number, 0 below those, and what it should be at the ends."""
+    function = fusec.compile("exp(x)", backend="cuda", numerics="fast")
+    assert "quick_exp" in function.show("cuda")
+    x = torch.linspace(-110, 90, 4_000_001, device="cuda")
+    expected, actual = x.double().exp(), function(x).double()
+    normal = (expected > 1.18e-38) & (expected < 3.4e38)
+    error = (actual - expected).abs()[normal] / expected[normal]
+    assert float(error.max()) < 2.0**-17
+    assert bool((actual[expected < 1.17e-38] == 0).all())
+    ends = torch.tensor([0.0, float("-inf"), float("inf"), float("nan"), 1e-40], device="cuda")
+    assert function(ends).tolist()[:3] == [1.0, 0.0, float("inf")]
+    assert bool(function(ends)[3].isnan())
+    assert float(function(ends)[4]) == 1.0
+
+
 # -- what the compilers say -----------------------------------------------------------------------
 
 needs_compiler = pytest.mark.skipif(
@@ -250,6 +289,19 @@ def test_sizes_enter_as_classes() -> None:
     assert config_of("softmax(x)", ((64, 1000), "bfloat16")).lanes == 8
     assert config_of("softmax(x)", ((64, 1000), "float32")).lanes == 4
     assert config_of("softmax(x)", ((64, 1000), "float64")).lanes == 2
+
+
+def test_vectors_that_need_no_mask() -> None:
+    """Those that are inside the row of a thread wherever that begins, for all rows of a class."""
+    seen = set()
+    for length in (*range(300, 12000, 61), *range(12001, 260_000, 4999), 50257, 65536):
+        config = config_of("softmax(x)", ((64, length), "bfloat16"))
+        whole = length // config.lanes - (config.lead is not None)
+        sure = config.full * config.threads * config.cluster
+        assert sure <= whole, (length, config)
+        assert config.full < config.vectors or config.even
+        seen.add(config.full > 0)
+    assert seen == {True, False}
 
 
 def test_the_words_of_a_long_row() -> None:

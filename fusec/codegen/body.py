@@ -1,11 +1,11 @@
 """Statements in order, under comments that name their sections, and loads ahead of arithmetic.
 
-May import ``codegen.kernel`` and ``codegen.names``.
+May import ``fusec.ir``, ``codegen.kernel`` and ``codegen.names``.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fusec.codegen.kernel import (
     Comment,
@@ -15,11 +15,15 @@ from fusec.codegen.kernel import (
     Let,
     Level,
     Load,
+    Masked,
     Recall,
     Reduce,
+    Ref,
+    Rescale,
     Stmt,
 )
 from fusec.codegen.names import Names
+from fusec.ir.dtypes import BF16, F16
 
 
 @dataclass(slots=True)
@@ -83,6 +87,22 @@ def fetch(load: Load, buffer: str) -> Fetch:
 def recall(load: Load, buffer: str) -> Recall:
     """What the load would have given, from the vectors that were fetched."""
     return Recall(load.name, buffer, load.dtype, load.storage, load.wide)
+
+
+def packed(statements: list[Stmt]) -> list[Stmt]:
+    """``statements`` with the maxima of 16-bit vectors taken of those as they are, if all can."""
+    recalls = {s.name: s for s in statements if isinstance(s, Recall)}
+    found: dict[Stmt, Stmt] = {}
+    for statement in statements:
+        if not isinstance(statement, Rescale):
+            continue
+        value = statement.value
+        value = value.arg if isinstance(value, Masked) else value
+        recall = recalls.get(value.name) if isinstance(value, Ref) else None
+        if recall is None or not recall.wide or recall.storage not in (BF16, F16):
+            return statements
+        found[statement] = replace(statement, packed=recall)
+    return [found.get(s, s) for s in statements]
 
 
 @dataclass(slots=True)

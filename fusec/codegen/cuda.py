@@ -11,15 +11,13 @@ May import ``fusec.ir`` and the modules of ``codegen`` above it in the tree.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
-from fusec.codegen.cuda_dialect import is_narrow, widened
 from fusec.codegen.cuda_helpers import HELPERS, needed
 from fusec.codegen.cuda_place import constants, parameters
 from fusec.codegen.cuda_reduce import Reductions
 from fusec.codegen.kernel import (
-    Access,
     Accumulate,
     Combine,
     Comment,
@@ -41,7 +39,6 @@ from fusec.codegen.kernel import (
 )
 from fusec.codegen.uses import asks_where, mentioned
 from fusec.codegen.writer import Writer
-from fusec.ir.dtypes import DType
 
 _ROLES = {
     "THREADS": "threads of a block",
@@ -52,6 +49,7 @@ _ROLES = {
     "CLUSTER": "blocks that share a row",
     "LANES": "elements of a vector",
     "VECTORS": "vectors that a thread works on at a time",
+    "FULL": "of those, how many are inside their row whatever the row",
     "TILE": "elements of a row that a block works on at a time",
     "SPLITS": "parts of a row, each the work of one group",
 }
@@ -74,8 +72,8 @@ def print_cuda(kernel: Kernel) -> str:
 
 @dataclass(slots=True)
 class _Printer(Reductions):
-    _in_lanes: bool = False
-    _at_edge: bool = False
+    _refilled: list[Fetch] = field(default_factory=list)  # with the next tile, vector by vector
+    _limit: str = ""  # where a row ends, while what its whole tiles leave is worked on
 
     def text(self) -> str:
         kernel, writer = self.kernel, self.writer
@@ -140,9 +138,6 @@ class _Printer(Reductions):
         place = self._held_place(statement.buffer)
         self.writer.line(f"{place} = {self.dialect.text(statement.value)};")
 
-    def _pointer(self, access: Access) -> str:
-        return f"{access.buffer} + {self._address(access, 'first')}"
-
     def _load(self, load: Load) -> None:
         """One element, or where vectors are at work and it is wide, its lane of one."""
         if any(term.variable == "part" for term in load.access.terms):
@@ -155,24 +150,13 @@ class _Printer(Reductions):
         element = self._widen(f"{load.access.buffer}[{self._address(load.access)}]", load.storage)
         guards = [self.dialect.text(guard) for guard in load.guards]
         if self._in_lanes and Level.COL in load.level:
-            guards = ["inside", *guards]
+            guards = guards if self.dialect.inside else ["inside", *guards]
         elif Level.ROW in load.level and self._several_rows:
             guards = ["row < rows", *guards]
         if guards:
             other = self.dialect.literal(Literal(load.other, load.dtype), strict=True)
             element = f"{' && '.join(guards)} ? {element} : {other}"
         self._define(load.name, load.dtype, element)
-
-    def _widen(self, text: str, storage: DType) -> str:
-        return widened(text, storage.compute) if is_narrow(storage) else text
-
-    def _element(self, vector: str, storage: DType) -> str:
-        return f"element({vector}, lane)"
-
-    def _held_place(self, buffer: str) -> str:
-        if self._at_edge:
-            return f"{buffer}_edge"
-        return f"{buffer}[vector][lane]" if self._lanes else f"{buffer}[vector]"
 
     def _recall(self, statement: Recall) -> None:
         if statement.storage is None:
@@ -192,17 +176,14 @@ class _Printer(Reductions):
         element = f"{store.access.buffer}[{self._address(store.access)}]"
         text = f"{element} = {self.dialect.stored(store.value, store.storage)};"
         if self._in_lanes:
-            guard = "inside"
+            guard = self._has_row if self._full else "inside"
         elif self.kernel.form is Form.TILE:
             guard = "member == 0 && row < rows"
         elif self.kernel.form is Form.FLAT:
             guard = ""
         else:
-            guard = "member == 0 && row < rows" if self._several_rows else "member == 0"
+            guard = f"member == 0 && {self._has_row}" if self._has_row else "member == 0"
         self.writer.line(f"if ({guard}) {text}" if guard else text)
-
-    def _stored_lanes(self, store: Store) -> str:
-        return f"{store.access.buffer.removesuffix('_ptr')}_lanes"
 
     # -- reductions -------------------------------------------------------------------------------
 
@@ -243,16 +224,56 @@ class _Printer(Reductions):
             end = f"({end} + shift)"
         if self.kernel.divided:
             begin, end = "first_col", "last_col"
-        steps = f"{self._index} tile = {begin}; tile < {end}; tile += TILE"
+        step = self._tile_step
+        steps = f"{self._index} tile = {begin}; tile < {end}; tile += {step}"
         if sweep.backwards:
             last = f"({end} - 1) / TILE * TILE"
             if self.kernel.divided:
                 last = "first_col + (last_col - first_col - 1) / TILE * TILE"
             steps = f"{self._index} tile = {last}; tile >= {begin}; tile -= TILE"
-        with self._block(f"for ({steps}) {{"):
-            fetches = [s for s in sweep.body if isinstance(s, Fetch)]
-            self._fetch(fetches)
-            self._vectors([s for s in sweep.body if not isinstance(s, Fetch)])
+        elif self.kernel.config.apart:
+            self._tiles_apart(sweep, begin, end)
+            return
+        self._tile(f"for ({steps}) {{", sweep.body)
+
+    def _tiles_apart(self, sweep: Sweep, begin: str, end: str) -> None:
+        """The whole tiles of a row without masks, and then what is left of it. The vectors of the
+        next tile are on their way while one is worked on.
+        """
+        body: Sequence[Stmt] = sweep.body
+        with self._block("{"):
+            self.writer.line(f"{self._index} tile = {begin};")
+            fetches = [s for s in body if isinstance(s, Fetch)]
+            if self._by_vector and all(fetch.wide for fetch in fetches):
+                self._fetch(fetches)
+                body = [s for s in body if s not in fetches]
+                self._refilled = fetches
+            self.dialect.inside = True
+            step = self._tile_step
+            self._tile(f"for (; tile + {step} <= {end}; tile += {step}) {{", body)
+            self.dialect.inside, self._refilled = False, []
+            self._limit = end
+            self._tile(f"if (tile < {end}) {{", body)
+            self._limit = ""
+
+    def _tile(self, opening: str, statements: Sequence[Stmt]) -> None:
+        """What is done with the tile at hand."""
+        with self._block(opening):
+            self._fetch([s for s in statements if isinstance(s, Fetch)])
+            self._vectors([s for s in statements if not isinstance(s, Fetch)])
+
+    def _refill(self) -> None:
+        """The vector of the next tile, now that this one is done with."""
+        if not self._refilled:
+            return
+        self.writer.line(f"const {self._index} next = first + {self._tile_step};")
+        end = self._end
+        if self.kernel.divided:
+            end = "head + last_col" if self.kernel.start is not None else "last_col"
+        for fetch in self._refilled:
+            pointer = f"{fetch.access.buffer} + {self._address(fetch.access, 'next')}"
+            load = f"{fetch.buffer}[vector] = load_vector({pointer});"
+            self.writer.line(f"if (next < {end}) {load}")
 
     def _fetch(self, fetches: Sequence[Fetch], edges: bool = False) -> None:
         for fetch in fetches:
@@ -284,26 +305,19 @@ class _Printer(Reductions):
 
     def _fetch_element(self, fetch: Fetch) -> None:
         element = f"{fetch.access.buffer}[{self._address(fetch.access)}]"
-        self.writer.line(f"if (inside) {self._held_place(fetch.buffer)} = {element};")
-
-    def _vector(self, access: Access, early: bool = False) -> str:
-        """A vector of an operand, as far as it is inside the row."""
-        if self._full:
-            return f"{'load_early' if early else 'load_vector'}({self._pointer(access)})"
-        how = "load_inside"
-        if self._by_vector:
-            how = "early_whole" if early else "load_whole"
-        return f"{how}({self._pointer(access)}, first, {self._end})"
+        guard = "" if self.dialect.inside else "if (inside) "
+        self.writer.line(f"{guard}{self._held_place(fetch.buffer)} = {element};")
 
     def _edge(self, statements: Sequence[Stmt]) -> None:
         """The same for the elements around the whole vectors of a row."""
         if not self.kernel.config.edges:
             return
-        self._in_lanes = self._at_edge = True
-        with self._block("{  // the elements before the first whole vector and behind the last"):
+        mine = "split == 0 && " if self.kernel.divided else ""
+        length = self._length
+        self._in_lanes = self._at_edge = self.dialect.inside = True
+        self.writer.line("// the elements before the first whole vector and behind the last")
+        with self._block(f"if ({mine}edge < {length}) {{"):
             self.writer.line(f"const {self._index} col = edge;")
-            mine = "split == 0 && " if self.kernel.divided else ""
-            self.writer.line(f"const bool inside = {mine}col < {self._length};")
             pairs = [s for s in statements if isinstance(s, Rescale)]
             self._before(pairs)
             self._phase = 1
@@ -315,15 +329,18 @@ class _Printer(Reductions):
             self._phase = 2
             self._statements(pairs)
             self._phase = 0
-        self._in_lanes = self._at_edge = False
+        self._in_lanes = self._at_edge = self.dialect.inside = False
 
     def _vectors(self, statements: Sequence[Stmt]) -> None:
         """What a sweep does, vector by vector and lane by lane."""
         before = [s for s in statements if isinstance(s, (Let, Load)) and self._outside(s)]
         inner = [s for s in statements if s not in before]
         stores = [s for s in inner if isinstance(s, Store) and s.wide]
+        pairs = [s for s in inner if isinstance(s, Rescale) and s.packed]
+        self._packed_maxima(pairs)
         with self._loop():
-            self._first(asks_where(inner))
+            self._leave()
+            self._first(asks_where(inner) or bool(self._refilled))
             self._statements(before)
             for load in (s for s in inner if isinstance(s, Load) and s.wide):
                 kind = f"const Vector<{load.storage.cuda}> {load.name}_vector"
@@ -337,6 +354,32 @@ class _Printer(Reductions):
             self._lane_loops(inner)
             for store in stores:
                 self._store_vector(store)
+            self._refill()
+        self._add_tile(pairs)
+
+    def _packed_maxima(self, pairs: Sequence[Rescale]) -> None:
+        """The maxima of a tile from its vectors as they are, and the sums so far below those."""
+        if not pairs:
+            return
+        self._before(pairs)
+        with self._loop():
+            self._leave()
+            if not self.dialect.inside:
+                self._first()
+            guard = "" if self._full else f"if (first < {self._end}) "
+            for pair in pairs:
+                name, vectors = pair.largest.lanes, pair.packed
+                assert vectors is not None
+                assert vectors.storage is not None
+                most = f"largest_{vectors.storage.cuda}({vectors.buffer}[vector])"
+                self.writer.line(f"{guard}{name} = maximum({name}, {most});")
+        self._rebase(pairs)
+
+    def _leave(self) -> None:
+        """Of what is left of a row no thread may have a vector any more."""
+        if self._limit:
+            step = f"{self._vector_step} * LANES" if self._lanes else self._vector_step
+            self.writer.line(f"if (tile + vector * {step} >= {self._limit}) break;")
 
     def _outside(self, statement: Let | Load) -> bool:
         return self.kernel.form is Form.TILE and Level.COL not in statement.level
@@ -344,8 +387,10 @@ class _Printer(Reductions):
     def _lane_loops(self, statements: Sequence[Stmt]) -> None:
         """A loop over the lanes; a pair of reductions takes the maximum of the vector first."""
         pairs = [s for s in statements if isinstance(s, Rescale)]
-        if not pairs:
+        if all(pair.packed for pair in pairs):
+            self._phase = 3 if pairs else 0
             self._lane_loop(statements)
+            self._phase = 0
             return
         self._before(pairs)
         self._phase = 1
@@ -363,8 +408,11 @@ class _Printer(Reductions):
 
     def _lane_loop(self, statements: Sequence[Stmt]) -> None:
         used = mentioned(statements)
-        if self._by_vector and "inside" in used and self._phase < 2:
-            self.writer.line(f"const bool inside = first < {self._end};")
+        if self.dialect.inside:
+            used.discard("inside")
+        if self._by_vector and "inside" in used and self._phase != 2:
+            sure = "vector < FULL || " if self.kernel.config.full else ""
+            self.writer.line(f"const bool inside = {sure}first < {self._end};")
         self._in_lanes = True
         if self._lanes:
             self.writer.line("#pragma unroll")
@@ -375,13 +423,3 @@ class _Printer(Reductions):
             self._columns(used)
             self._statements(statements)
         self._in_lanes = False
-
-    def _store_vector(self, store: Store) -> None:
-        kind = f"_{store.storage.cuda}" if is_narrow(store.storage) else ""
-        packed = f"pack{kind}({self._stored_lanes(store)})"
-        pointer = self._pointer(store.access)
-        if self._full:
-            self.writer.line(f"store_vector({pointer}, {packed});")
-        else:
-            how = "store_whole" if self._by_vector else "store_inside"
-            self.writer.line(f"{how}({pointer}, {packed}, first, {self._end});")

@@ -13,6 +13,7 @@ from fusec.ir.ops import Lowering, Op
 
 class Cuda(Dialect):
     name = "cuda"
+    inside = False  # whether every lane is inside its row
 
     def lowering(self, op: Op) -> Lowering:
         return op.cuda
@@ -42,6 +43,8 @@ class Cuda(Dialect):
         return cast(target, inner), ATOM
 
     def masked(self, expression: Masked) -> tuple[str, int]:
+        if self.inside:
+            return self.render(expression.arg)
         value, identity = self.text(expression.arg), self.text(expression.identity)
         return f"(inside ? {value} : {identity})", ATOM
 

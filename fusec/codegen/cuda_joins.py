@@ -101,6 +101,16 @@ __device__ T finite_base(T largest) {
 }
 """
 
+_FINITE_GAP = """
+// How far a maximum lies below the base of a larger one, finite even if it is -inf: the sum below
+// that is 0, and 0 times this is 0.
+template <class T>
+__device__ T finite_gap(T largest, T base) {
+  const T gap = largest - base, least = T(-3.4028235e38);
+  return gap < least ? least : gap;
+}
+"""
+
 _ONLINE_ACROSS_CLUSTER = """
 // A maximum, and a sum of exponentials below it, of all threads of the cluster, in every one of
 // them. The blocks meet once.
@@ -176,6 +186,7 @@ JOINS: dict[str, str] = {
     "receive": _RECEIVE,
     "across_cluster": _ACROSS_CLUSTER,
     "finite_base": _FINITE_BASE,
+    "finite_gap": _FINITE_GAP,
     "online_across_cluster": _ONLINE_ACROSS_CLUSTER,
     "across_group": _ACROSS_GROUP,
     "mean_scale": _MEAN_SCALE,

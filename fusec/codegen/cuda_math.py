@@ -37,6 +37,25 @@ __device__ float minimum(float a, float b) {
 #endif
 """
 
+_LARGEST = """
+// The largest element of a vector, two at a time. NaN wins.
+__device__ float largest_{type}(const Vector<{type}>& vector) {{
+#if __CUDA_ARCH__ >= 800
+  Vector<{type}> most = vector;
+#pragma unroll
+  for (int k = 1; k < LANES / 2; ++k) {{
+    asm("max.NaN.{pair} %0, %0, %1;" : "+r"(most.word[0]) : "r"(vector.word[k]));
+  }}
+  return maximum(widen(element(most, 0)), widen(element(most, 1)));
+#else
+  float most = widen(element(vector, 0));
+#pragma unroll
+  for (int lane = 1; lane < LANES; ++lane) most = maximum(most, widen(element(vector, lane)));
+  return most;
+#endif
+}}
+"""
+
 _QUICK_DIVIDE = """
 // Off by 2 ulp at most.
 __device__ float quick_divide(float a, float b) {
@@ -46,12 +65,21 @@ __device__ float quick_divide(float a, float b) {
 }
 """
 
+_QUICK_EXP = """
+// A product and one instruction: good to 2^-17 of the value, and 0 below 1.2e-38.
+__device__ float quick_exp(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.442695f));
+  return power;
+}
+"""
+
 _QUICK_TANH = """
 __device__ float quick_tanh(float x) {
   // The quotient cancels near 0, where three terms of the series are good to 2e-7.
   const float square = x * x;
   const float near = x * (1.0f - square * (0.33333334f - square * 0.13333334f));
-  const float far = 1.0f - quick_divide(2.0f, 1.0f + __expf(2.0f * x));
+  const float far = 1.0f - quick_divide(2.0f, 1.0f + quick_exp(2.0f * x));
   return fabsf(x) < 0.125f ? near : far;
 }
 """
@@ -190,7 +218,10 @@ FUNCTIONS: dict[str, str] = {
     "wrapping_mul": _WRAPPING.format(name="mul", symbol="*"),
     "maximum": _MAXIMUM,
     "minimum": _MINIMUM,
+    "largest_bfloat16": _LARGEST.format(type="bfloat16", pair="bf16x2"),
+    "largest_float16": _LARGEST.format(type="float16", pair="f16x2"),
     "quick_divide": _QUICK_DIVIDE,
+    "quick_exp": _QUICK_EXP,
     "quick_tanh": _QUICK_TANH,
     "quick_log": _QUICK_LOG,
     "quick_log1p": _QUICK_LOG1P,

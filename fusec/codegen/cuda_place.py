@@ -43,6 +43,7 @@ def constants(kernel: Kernel) -> dict[str, int]:
         "CLUSTER": config.cluster,
         "LANES": config.lanes,
         "VECTORS": config.vectors,
+        "FULL": config.full,
         "TILE": config.block_cols,
         "SPLITS": config.splits,
     }
@@ -75,7 +76,18 @@ class Place:
     @property
     def _several_rows(self) -> bool:
         """Whether a thread's row may be beyond the last."""
+        return self._many_rows and not self._full
+
+    @property
+    def _many_rows(self) -> bool:
         return self.kernel.config.block_rows > 1 and self.kernel.form is not Form.FLAT
+
+    @property
+    def _has_row(self) -> str:
+        """Whether a thread has a row that is not another's, where that is a question."""
+        if not self._many_rows or self.dialect.inside:
+            return ""
+        return "wanted < rows" if self._full else "row < rows"
 
     @property
     def _length(self) -> str:
@@ -87,7 +99,7 @@ class Place:
     @property
     def _full(self) -> bool:
         """Whether every vector of every thread is inside its row."""
-        return self.kernel.config.even and self.kernel.form is Form.ROWS
+        return self.dialect.inside or (self.kernel.config.even and self.kernel.form is Form.ROWS)
 
     def _place(self) -> None:
         """The row of a thread, and which of the threads of that row it is."""
@@ -122,7 +134,11 @@ class Place:
             self._define_index("row", f"{block} * ROWS + threadIdx.x % ROWS")
             member = "threadIdx.x / ROWS"
         elif config.block_rows > 1:
-            self._define_index("row", f"{block} * ROWS + threadIdx.x / GROUP")
+            row = f"{block} * ROWS + threadIdx.x / GROUP"
+            if self._full:  # no other mask is needed: threads beyond the last row read that
+                self._define_index("wanted", row)
+                row = "wanted < rows ? wanted : rows - 1"
+            self._define_index("row", row)
             member = "threadIdx.x % GROUP"
         else:
             self._define_index("row", block)
@@ -199,6 +215,16 @@ class Place:
             text = position_text(variable, "/")
             self.writer.line(f"const {self._index} {variable.name} = {text};")
 
+    @property
+    def _vector_step(self) -> str:
+        """From one vector of a thread to the next, in vectors."""
+        return "CLUSTER * GROUP" if self.kernel.config.cluster > 1 else "GROUP"
+
+    @property
+    def _tile_step(self) -> str:
+        """From one tile of a row to the next, in elements."""
+        return "CLUSTER * TILE" if self.kernel.config.cluster > 1 else "TILE"
+
     def _first(self, needed: bool = True) -> None:
         """Where the vector begins in its row (and in the tile form, which row that is)."""
         form, config = self.kernel.form, self.kernel.config
@@ -212,8 +238,7 @@ class Place:
         elif form is Form.FLAT:
             text = "(block * VECTORS + vector) * THREADS + threadIdx.x"
         else:
-            step = "CLUSTER * GROUP" if config.cluster > 1 else "GROUP"
-            text = f"vector * {step} + member"
+            text = f"vector * {self._vector_step} + member"
         if self._lanes:
             text = f"({text}) * LANES"
         if form is Form.ROWS and not config.resident:

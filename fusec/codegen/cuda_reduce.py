@@ -8,7 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 
-from fusec.codegen.cuda_place import Place, group_of
+from fusec.codegen.cuda_place import group_of
+from fusec.codegen.cuda_vectors import Vectors
 from fusec.codegen.kernel import (
     Accumulate,
     Accumulator,
@@ -32,11 +33,13 @@ from fusec.ir.ops import OPS, Call, Infix
 
 
 @dataclass(slots=True)
-class Reductions(Place):
+class Reductions(Vectors):
     """Prints running values and what combines them."""
 
     _of_parts: list[Load] = field(default_factory=list)  # read in loops over the parts of a row
-    _phase: int = 0  # of a pair: 1 while its maximum is found, 2 for the sum below that
+    # Of a pair: 1 while the maximum of a vector is found, 2 for the sum below that; 3 for the sum
+    # of a tile whose maximum is known.
+    _phase: int = 0
     _met: bool = False  # the blocks of a cluster have waited for each other to start
 
     def _scales(self, statements: Iterable[Stmt]) -> None:
@@ -155,8 +158,20 @@ class Reductions(Place):
         if self._phase == 1:
             self.writer.assign(largest, f"maximum({largest}, {value});")
             return
-        below = f"{value} - {statement.largest.name}_base"
-        self.writer.line(f"{total} += {self._exp(statement.total.dtype, statement.fast, below)};")
+        below, kind = f"{value} - {statement.largest.name}_base", statement.total.dtype
+        more = "_more" if self._phase == 3 else ""
+        if statement.weighted is None:
+            self.writer.line(f"{total}{more} += {self._exp(kind, statement.fast, below)};")
+            return
+        name = statement.total.name
+        self._define(f"{name}_below", kind, below)
+        self._define(f"{name}_power", kind, self._exp(kind, statement.fast, f"{name}_below"))
+        self.writer.line(f"{total}{more} += {name}_power;")
+        running, fma = f"{statement.weighted.lanes}{more}", "fma" if kind is F64 else "fmaf"
+        joined = f"{fma}({name}_power, {name}_below, {running})"
+        if isinstance(statement.value, Masked) and not self.dialect.inside:
+            joined = f"inside ? {joined} : {running}"
+        self.writer.assign(running, f"{joined};")
 
     def _before(self, pairs: Iterable[Rescale]) -> None:
         for pair in pairs:
@@ -167,8 +182,29 @@ class Reductions(Place):
         for pair in pairs:
             kind, name = pair.total.dtype, pair.largest.name
             self._define(f"{name}_base", kind, f"finite_base({pair.largest.lanes})")
-            factor = self._exp(kind, pair.fast, f"{name}_before - {name}_base")
-            self.writer.line(f"{pair.total.lanes} *= {factor};")
+            self._rebase_sums(pair, f"{name}_before", f"{name}_base")
+            for total in _sums(pair) if pair.packed and not self._phase else ():
+                zero = self.dialect.literal(Literal(0.0, kind), strict=True)
+                self.writer.line(f"{kind.cuda} {total.lanes}_more = {zero};")
+
+    def _rebase_sums(self, pair: Rescale, before: str, base: str) -> None:
+        """The sums below the maximum ``before`` as they are below ``base``."""
+        kind, total = pair.total.dtype, pair.total.lanes
+        factor = self._exp(kind, pair.fast, f"{before} - {base}")
+        if pair.weighted is None:
+            self.writer.line(f"{total} *= {factor};")
+            return
+        name = f"{pair.total.name}_factor"
+        self._define(name, kind, factor)
+        self.writer.line(f"{total} *= {name};")
+        moved = f"finite_gap({before}, {base}) * {total}"
+        self.writer.assign(pair.weighted.lanes, f"{pair.weighted.lanes} * {name} + {moved};")
+
+    def _add_tile(self, pairs: Iterable[Rescale]) -> None:
+        """What a tile had, into the sums of a thread."""
+        for pair in pairs:
+            for total in _sums(pair):
+                self.writer.line(f"{total.lanes} += {total.lanes}_more;")
 
     def _finish_online(self, statement: Rescale) -> None:
         """Both results of a pair, after one meeting of the blocks."""
@@ -192,10 +228,9 @@ class Reductions(Place):
 
     def _rescale_part(self, statement: Rescale) -> None:
         """From the maximum of a thread to that of the row; that of an empty row counts as 0."""
-        kind, name = statement.total.dtype, statement.largest.name
-        part = f"{statement.largest.lanes} - finite_base({name})"
-        factor = self._exp(kind, statement.fast, part)
-        self.writer.assign(statement.total.lanes, f"{statement.total.lanes} * {factor};")
+        name = statement.largest.name
+        self._define(f"{name}_base", statement.total.dtype, f"finite_base({name})")
+        self._rebase_sums(statement, statement.largest.lanes, f"{name}_base")
 
     # -- the parts of a row that other blocks left ------------------------------------------------
 
@@ -215,6 +250,11 @@ class Reductions(Place):
                 self._define(load.name, load.dtype, element)
             self._accumulate(Accumulate(accumulator, statement.value))
         self._finish(statement.name, op.name, part, kind)
+
+
+def _sums(pair: Rescale) -> list[Accumulator]:
+    """The running sums below the maximum of a pair."""
+    return [pair.total] if pair.weighted is None else [pair.total, pair.weighted]
 
 
 def _scale(dtype: DType) -> str:

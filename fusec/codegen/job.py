@@ -49,7 +49,7 @@ CUDA = Target(
     masks=True,
     wide_sums=False,
     wide_index=False,
-    online=("max",),
+    online=("max", "entropy"),
     narrow_fast=False,
     tiles=False,
 )

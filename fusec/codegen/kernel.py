@@ -230,13 +230,17 @@ class Accumulate:
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Rescale:
     """Take ``value`` into a running maximum and a sum of exponentials below it, which is rescaled
-    when the maximum grows.
+    when the maximum grows; ``weighted`` sums those times their exponents.
+
+    ``packed``: the fetched vectors that are ``value``, whose maximum is found as they are.
     """
 
     largest: Accumulator
     total: Accumulator
     value: Expr
     fast: bool
+    weighted: Accumulator | None = None
+    packed: Recall | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

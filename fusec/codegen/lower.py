@@ -30,7 +30,7 @@ from fusec.codegen.kernel import (
     Sweep,
     Term,
 )
-from fusec.codegen.online import reductions_of, sweeps_of
+from fusec.codegen.pairs import reductions_of, sweeps_of
 from fusec.codegen.sweeps import Sweeps
 from fusec.codegen.values import Values
 from fusec.ir.ops import Kind

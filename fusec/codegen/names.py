@@ -37,8 +37,9 @@ step row_start row_end col_start col_end
 
 # What generated CUDA calls its own; the other languages leave these to the user.
 _CUDA_OWN = """
-THREADS WARPS ROWS GROUP CLUSTER VECTORS TILE BLOCKS member length vector shift inside tile block
-scale wide_scale first_row head end edge first_col last_col col_blocks memcpy fma fmaf
+THREADS WARPS ROWS GROUP CLUSTER VECTORS FULL TILE BLOCKS wanted next member length vector shift
+inside tile block scale wide_scale first_row head end edge first_col last_col col_blocks memcpy fma
+fmaf
 """
 CUDA_WORDS = frozenset(_CUDA_OWN.split())
 

@@ -2,17 +2,17 @@
 exponentials below it, a running mean with the variance around it.
 
 The sum is rescaled whenever the maximum grows (Milakov and Gimelshein, *Online normalizer
-calculation for softmax*, 2018). The variance of two stretches is their variances and the distance
-of their means, each by its weight (Chan, Golub and LeVeque, *Updating formulae and a pairwise
-algorithm for computing sample variances*, 1979).
+calculation for softmax*, 2018), and with it a sum of those exponentials times their exponents, as
+an entropy has it. The variance of two stretches is their variances and the distance of their means,
+each by its weight (Chan, Golub and LeVeque, *Updating formulae and a pairwise algorithm for
+computing sample variances*, 1979).
 
-May import ``fusec.ir``, ``codegen.kernel``, ``codegen.parameters`` and ``codegen.values``.
+May import ``fusec.ir`` and the modules of ``codegen`` above it in the tree.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 from fusec.codegen.kernel import (
@@ -31,80 +31,14 @@ from fusec.codegen.kernel import (
     Start,
     Stmt,
 )
-from fusec.codegen.layout import region_nodes
+from fusec.codegen.pairs import Pair
 from fusec.codegen.parameters import accumulated
 from fusec.codegen.values import Values
 from fusec.ir.dtypes import BOOL, I32, I64, DType
 from fusec.ir.node import Node
-from fusec.ir.ops import OPS, Kind
-from fusec.passes.fuse import Region
+from fusec.ir.ops import OPS
 
-
-@dataclass(frozen=True, slots=True)
-class Pair:
-    """``second`` is the sum of ``exp(value - first)``, or of ``(value - first)^2``.
-
-    ``guarded``: an infinite maximum counts as 0, as logsumexp has it.
-    """
-
-    first: Node
-    second: Node
-    value: Node
-    guarded: bool = False
-
-    @property
-    def variance(self) -> bool:
-        return self.first.op.name == "mean"
-
-
-def pairs(
-    nodes: Iterable[Node], known: Iterable[Node] = (), firsts: Sequence[str] = ("max", "mean")
-) -> dict[Node, Pair]:
-    """The pairs among ``nodes``, by their second reduction; ``known`` ones are only read, and the
-    first of a pair is one of ``firsts``.
-    """
-    found: dict[Node, Pair] = {}
-    taken = set(known)
-    for node in nodes:
-        pair = _pair(node) if node not in taken else None
-        if pair is not None and pair.first not in taken and pair.first.op.name in firsts:
-            found[node] = pair
-            taken |= {pair.first, node}
-    return found
-
-
-def _pair(node: Node) -> Pair | None:
-    if node.op.name not in ("sum", "mean") or not node.dtype.is_float:
-        return None
-    argument = node.args[0]
-    if argument.op.name == "exp" and node.op.name == "sum":
-        return _checked(node, argument.args[0], "max")
-    if argument.op.name == "mul" and argument.args[0] is argument.args[1]:
-        return _checked(node, argument.args[0], "mean")
-    return None
-
-
-def _checked(node: Node, difference: Node, name: str) -> Pair | None:
-    """The pair whose second reduction is ``node``, if ``difference`` is what it has to be."""
-    if difference.op.name != "sub":
-        return None
-    value, base = difference.args
-    first = base.args[2] if name == "max" and base.op.name == "where" else base
-    fits = first.op.name == name and first.args[0] is value and first.axes == node.axes
-    if not fits or (first is not base and not _is_guard(base, first)):
-        return None
-    return Pair(first, node, value, guarded=first is not base)
-
-
-def _is_guard(base: Node, largest: Node) -> bool:
-    """Whether ``base`` is ``where(isinf(largest), 0, largest)``."""
-    condition, zero, _ = base.args
-    if condition.op.name != "bit_or" or zero.op.name != "constant" or zero.value != 0:
-        return False
-    tests = [(t.op.name, t.args[0], t.args[1]) for t in condition.args if len(t.args) == 2]
-    limits = {t[2].value for t in tests if t[2].op.name == "constant"}
-    same = all(name == "eq" and node is largest for name, node, _ in tests)
-    return len(tests) == 2 and same and limits == {math.inf, -math.inf}
+_LOWEST = -3.4028234663852886e38  # of the finite float32
 
 
 @dataclass(slots=True)
@@ -134,6 +68,11 @@ class Online:
     @property
     def _second(self) -> Ref:
         return Ref(self.values.name(self.pair.second), self._kind, self._level)
+
+    @property
+    def _third(self) -> Ref:
+        assert self.pair.weighted is not None
+        return Ref(self.values.name(self.pair.weighted), self._kind, self._level)
 
     @property
     def _result(self) -> Ref:
@@ -172,6 +111,8 @@ class Online:
             out.append(Let(self._result.name, total, self._level))
         self.values.at_hand[self.pair.first] = first
         self.values.at_hand[self.pair.second] = self._result
+        if self.pair.weighted is not None:
+            self.values.at_hand[self.pair.weighted] = self._third
 
     def combine(self, out: list[Stmt]) -> None:
         """The running values of the whole row from those of its parts."""
@@ -189,6 +130,15 @@ class Online:
             base = self._base(self._first, out)
             scaled = self._apply("mul", second, self._exp(first, base))
             out.append(self._reduce(self._second, "sum", scaled))
+            if self.pair.weighted is not None:
+                third = self._parts(self.pair.weighted, out)
+                # Finite also where a part has no maximum: its sum is 0, and stays that.
+                apart = self._apply("sub", first, base)
+                gap = self._apply("maximum", apart, self._number(_LOWEST))
+                moved = self._apply("mul", gap, scaled)
+                kept = self._apply("mul", third, self._exp(first, base))
+                both = self._apply("add", kept, moved)
+                out.append(self._reduce(self._third, "sum", both))
         self.finish(out)
 
     # -- one tile ---------------------------------------------------------------------------------
@@ -329,41 +279,17 @@ class LaneOnline(Online):
         return []
 
     def update(self, out: list[Stmt]) -> None:
-        largest, total = self.accumulators()
+        largest, total, *weighted = self.accumulators()
         value = self._masked(self.values.at_hand[self.pair.value], -math.inf)
         fast = self.values.fast(self.pair.second.args[0])
-        out.append(Rescale(largest, total, value, fast))
+        out.append(Rescale(largest, total, value, fast, weighted[0] if weighted else None))
 
-    def accumulators(self) -> tuple[Accumulator, Accumulator]:
-        """The running maximum and the running sum of a thread."""
+    def accumulators(self) -> tuple[Accumulator, ...]:
+        """The running maximum and the running sum of a thread, or its running sums."""
+        sums = [self.total] if self.pair.weighted is None else [self.total, self._third.name]
+        largest = self._running(self._first.name, "max", -math.inf)
+        return (largest, *(self._running(name, "sum", 0.0) for name in sums))
+
+    def _running(self, name: str, op: str, start: float) -> Accumulator:
         kind = self._kind
-        largest, total = self._first.name, self.total
-        return (
-            Accumulator(
-                largest, f"{largest}_part", OPS["max"], kind, kind, self._number(-math.inf), kind
-            ),
-            Accumulator(total, f"{total}_part", OPS["sum"], kind, kind, self._number(0.0), kind),
-        )
-
-
-def stages(nodes: Iterable[Node], known: Iterable[Node], online: Sequence[str]) -> dict[Node, int]:
-    """How many sweeps have to be over before each node (arguments first) is known."""
-    nodes, known = list(nodes), set(known)
-    joined = pairs(nodes, known, online)
-    found: dict[Node, int] = {}
-    for node in nodes:
-        below = 0 if node in known else max((found[a] for a in node.args), default=0)
-        reduces = node.op.kind is Kind.REDUCTION and node not in known
-        found[node] = found[joined[node].first] if node in joined else below + reduces
-    return found
-
-
-def reductions_of(region: Region) -> list[Node]:
-    """The reductions a region computes, in program order."""
-    stop = {node for _, node in region.reads}
-    return [n for n in region_nodes(region) if n.op.kind is Kind.REDUCTION and n not in stop]
-
-
-def sweeps_of(region: Region, online: Sequence[str]) -> int:
-    """How many times a region's kernel has to go over its rows before every reduction is known."""
-    return max(stages(region_nodes(region), [node for _, node in region.reads], online).values())
+        return Accumulator(name, f"{name}_part", OPS[op], kind, kind, self._number(start), kind)

@@ -26,8 +26,11 @@ RESIDENT_THREADS = 1024  # of a multiprocessor: 64 registers each
 LARGEST_BLOCK, LARGEST_CLUSTER = 1024, 8
 CLUSTERS_SINCE = 90  # the compute capability, times ten
 LOOP_THREADS, LOOP_VECTORS = 512, 4
+# A row that is read once and that nothing needs again.
+READ_COLUMNS, READ_THREADS, READ_VECTORS, READ_BLOCKS = 8192, 256, 4, 5
+READ_GROUP, READ_GROUP_VECTORS, READ_SHARE, READ_CLUSTER = 4, 4, 4, 1
 SHARE_TILES = 4  # the least of a row that a block takes where blocks share rows
-COLUMN_THREADS, COLUMN_VECTORS = 256, 8
+COLUMN_THREADS, COLUMN_VECTORS, COLUMN_ROWS, COLUMN_APART = 256, 8, 32, True
 # Rows between these are looked at; above them Triton's loop is as quick as any.
 PREFERRED_COLUMNS = 1024, 1 << 20
 HELD_COLUMNS_16, HELD_COLUMNS_32 = 8192, 32768  # that Triton holds in registers at full speed
@@ -42,17 +45,20 @@ def choose_cuda(
     aligned: Sequence[bool],
     capability: int = CLUSTERS_SINCE,
     batch_invariant: bool = False,
+    sweeps: int = 0,
 ) -> Config:
     """The Config of a CUDA kernel for these operands.
 
     ``aligned``: which begin at a multiple of 16 bytes; ``capability``: that of the GPU, times ten;
-    ``batch_invariant``: the number of rows decides nothing that a result depends on.
+    ``batch_invariant``: the number of rows decides nothing that a result depends on; ``sweeps``:
+    how many reduce, one after the other, where a row is not held.
     """
     vectors = _vectors(accesses, arrangement, aligned)
     if batch_invariant and vectors.lead is not None:
         # Where a row begins between vectors would decide which thread adds what.
         vectors = Config(lanes=1)
-    config = _choose(form, accesses, arrangement, aligned, capability, vectors)
+    once = sweeps == 1 and is_read_only(accesses, arrangement)
+    config = _choose(form, accesses, arrangement, aligned, capability, vectors, once)
     return replace(config, splits=1) if batch_invariant else config
 
 
@@ -63,6 +69,7 @@ def _choose(
     aligned: Sequence[bool],
     capability: int,
     vectors: Config,
+    once: bool,
 ) -> Config:
     wide = arrangement.span >= WIDE_OFFSETS or arrangement.rows * arrangement.cols >= WIDE_OFFSETS
     if form is Form.ROWS and rows_contiguous(arrangement):
@@ -72,7 +79,12 @@ def _choose(
         return _block(replace(config, whole=False), FLAT_THREADS, FLAT_VECTORS)
     if form is Form.TILE:
         return _tile(config, arrangement)
-    return _rows(config, accesses, arrangement, aligned, capability)
+    return _rows(config, accesses, arrangement, aligned, capability, once)
+
+
+def is_read_only(accesses: Sequence[Operand], arrangement: Arrangement) -> bool:
+    """Whether no result varies along the columns."""
+    return not any(o.kind == "root" and is_tile(k, arrangement) for k, o in enumerate(accesses))
 
 
 def _vectors(
@@ -147,6 +159,7 @@ def _rows(
     arrangement: Arrangement,
     aligned: Sequence[bool],
     capability: int,
+    once: bool,
 ) -> Config:
     """A row in the registers of some lanes, a block or a cluster while it fits, else a loop."""
     held = [
@@ -158,15 +171,35 @@ def _rows(
     most = max(1, 1 << (HELD_WORDS // words).bit_length() - 1) if words <= HELD_WORDS else 1
     config = _edged(config, arrangement, aligned)
     count = _vectors_of_row(config, arrangement)
-    config = _resident(config, count, most, arrangement, capability)
+    if once and arrangement.cols > READ_COLUMNS:
+        config = _block(config, READ_THREADS, min(most, READ_VECTORS))
+        config = replace(
+            config, resident=False, blocks=READ_BLOCKS, apart=True, cluster=READ_CLUSTER
+        )
+    else:
+        read = is_read_only(accesses, arrangement)
+        config = _resident(config, count, most, arrangement, capability, read)
     if not config.resident:
-        splits = splits_of(arrangement.rows, arrangement.cols, SHARE_TILES * config.block_cols)
-        return replace(config, splits=splits)
-    filled = config.block_cols * config.cluster == arrangement.cols and config.block_rows == 1
+        programs = READ_SHARE * arrangement.rows if once else arrangement.rows
+        splits = splits_of(programs, arrangement.cols, SHARE_TILES * config.block_cols)
+        return replace(config, splits=splits if config.cluster == 1 else 1)
+    filled = config.block_cols * config.cluster == arrangement.cols
+    config = _sure(config, count)
     if config.block_rows == 1:
         config = replace(config, blocks=-(-RESIDENT_THREADS // config.threads))
     few = config.vectors * config.lanes <= KEPT_ELEMENTS
     return replace(config, keep=few or min(held) >= 4, even=filled and config.whole)
+
+
+def _sure(config: Config, count: int) -> Config:
+    """How many vectors of each thread are inside every row of the class of ``count`` vectors: more
+    than half of those are whole, and one fewer where a row begins between them. A cluster has no
+    more vectors than it needs.
+    """
+    if config.block_rows > 1 or not (config.whole or config.edges):
+        return config
+    half = count // 2 // config.threads
+    return replace(config, full=half if config.cluster == 1 else config.vectors - 1)
 
 
 def _edged(config: Config, arrangement: Arrangement, aligned: Sequence[bool]) -> Config:
@@ -184,11 +217,16 @@ def _edged(config: Config, arrangement: Arrangement, aligned: Sequence[bool]) ->
 
 
 def _resident(
-    config: Config, count: int, most: int, arrangement: Arrangement, capability: int
+    config: Config, count: int, most: int, arrangement: Arrangement, capability: int, read: bool
 ) -> Config:
     """Threads for a row of ``count`` vectors of which a thread holds ``most`` at most."""
     if count <= 32 * min(most, WARP_VECTORS):
-        group, vectors = min(32, count), max(1, count // 32)
+        group = min(32, count)
+        if read:
+            least = 2 * config.lanes if config.edges else READ_GROUP
+            few = count // min(most, READ_GROUP_VECTORS)
+            group = max(min(group, least), min(group, few))
+        vectors = max(1, count // group)
         rows = ROW_THREADS // group if arrangement.layout.rows else 1
         threads = ROW_THREADS if arrangement.layout.rows else 32
         cols = (group if rows > 1 else threads) * vectors * config.lanes
@@ -212,9 +250,9 @@ def _resident(
 def _columns(arrangement: Arrangement, wide: bool) -> Config:
     """Neighbouring threads take neighbouring rows, and share each with threads further on."""
     config = Config(
-        block_rows=32, block_cols=COLUMN_THREADS // 32 * COLUMN_VECTORS,
+        block_rows=COLUMN_ROWS, block_cols=COLUMN_THREADS // COLUMN_ROWS * COLUMN_VECTORS,
         warps=COLUMN_THREADS // 32, vectors=COLUMN_VECTORS, resident=False, wide_index=wide,
-        lanes_along_rows=True,
+        lanes_along_rows=True, apart=COLUMN_APART,
     )  # fmt: skip
     programs, share = -(-arrangement.rows // config.block_rows), SHARE_TILES * config.block_cols
     return replace(config, splits=splits_of(programs, arrangement.cols, share))

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from fusec.codegen.body import Body, Fetches
+from fusec.codegen.body import Body, Fetches, packed
 from fusec.codegen.job import CUDA
 from fusec.codegen.kernel import (
     Access,
@@ -33,7 +33,8 @@ from fusec.codegen.kernel import (
     Sweep,
     Term,
 )
-from fusec.codegen.online import LaneOnline, Online, Pair, pairs, stages
+from fusec.codegen.online import LaneOnline, Online
+from fusec.codegen.pairs import Pair, pairs, stages
 from fusec.codegen.parameters import accumulated
 from fusec.codegen.running import as_result, identity, running_types
 from fusec.codegen.values import Values
@@ -131,7 +132,7 @@ class Sweeps:
         values = self.values
         out: list[Stmt] = []
         for node in nodes:
-            pair = self._pairs.get(node) or self._pair_of_first.get(node)
+            pair = self._pair_of.get(node)
             if pair is not None:
                 if node not in values.at_hand:
                     self._online(pair, raw=False).combine(out)
@@ -168,12 +169,13 @@ class Sweeps:
         self._pairs = pairs(values.nodes, values.reads, online)
 
     @property
-    def _pair_of_first(self) -> dict[Node, Pair]:
-        return {pair.first: pair for pair in self._pairs.values()}
+    def _pair_of(self) -> dict[Node, Pair]:
+        return {node: pair for pair in self._pairs.values() for node in pair.members}
 
     def _reduced(self, node: Node) -> Node:
         """What a sweep has to know of each element to compute the reduction ``node``."""
-        return self._pairs[node].value if node in self._pairs else node.args[0]
+        pair = self._pair_of.get(node)
+        return node.args[0] if pair is None else pair.value
 
     def _emit_rows(self, nodes: list[Node], body: Body, roots: Sequence[Root] = ()) -> list[Stmt]:
         """What is known once for each row; the stores of ``roots`` are for the caller to place."""
@@ -249,9 +251,7 @@ class Sweeps:
         online = [self._online(self._pairs[n], stored_raw) for n in reductions if n in self._pairs]
         for pair in online:
             pair.update(fresh)
-        alone = [
-            n for n in reductions if not any(n in (p.pair.first, p.pair.second) for p in online)
-        ]
+        alone = [n for n in reductions if not any(n in p.pair.members for p in online)]
         running = [self._reduce(node, fresh) for node in alone]
         stored: list[Stmt] = []
         values.store(stores, fresh, stored)
@@ -311,6 +311,8 @@ class Sweeps:
         values = self.values
         again = {values.name(n) for n in needed if n in self._again}
         fetches, rest = self._fetches.apart(statements, again, values.names)
+        if values.job.config.whole or values.job.config.edges:  # no vector is partly inside
+            rest = packed(rest)
         if not values.job.config.resident:
             return [*fetches, *rest]
         body.add("load", [s for s in fetches if isinstance(s, Fetch)])

@@ -389,7 +389,7 @@ _ROWS: tuple[Op, ...] = (
     # Exponentials and logarithms.
     _unary("exp", "e to the power x", triton=_libdevice("exp", "_exp"), sympy="exp",
            cpp=Lowering(Call("fusec::exp"), fast=Call("fusec::fast::exp")),
-           cuda=_cuda("exp", "__expf"),
+           cuda=_cuda("exp", "quick_exp"),
            derivative=lambda o, g, y, x: (g * y,)),
     _unary("exp2", "2 to the power x", triton=_libdevice("exp2", "tl.exp2"),
            derivative=lambda o, g, y, x: (g * (y * math.log(2)),)),

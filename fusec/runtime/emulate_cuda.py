@@ -61,6 +61,7 @@ inline void receive(unsigned long long& barrier) {
   while (barrier != 0) cuda_on_cpu::yield();
 }
 """,
+    "quick_exp": "\ninline float quick_exp(float x) { return expf(x); }\n",
     "quick_divide": "\ninline float quick_divide(float a, float b) { return a / b; }\n",
 }
 _SHARED = re.compile(r"__shared__ ([\w ]+) (\w+)((?:\[[^\]]+\])*);")

@@ -281,13 +281,13 @@ def lay_out(
     if where.automatic and backend == "triton":
         reason = _reason_for_cuda(form, accesses, arrangement, where.capability)
         backend = "triton" if reason is None else "cuda"
+    sweeps = sweeps_of(region, TARGETS[backend].online)
     if backend == "cpp":
-        sweeps = sweeps_of(region, TARGETS[backend].online)
         config = schedule.choose_cpp(form, accesses, arrangement, sweeps)
     elif backend == "cuda":
         even = [_begins_even(special, operand, where.aligned) for operand in accesses]
         config = schedule_cuda.choose_cuda(
-            form, accesses, arrangement, even, where.capability, invariant
+            form, accesses, arrangement, even, where.capability, invariant, sweeps
         )
     else:
         config = schedule.choose_triton(form, accesses, arrangement, invariant)

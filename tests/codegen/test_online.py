@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import fusec
-from fusec.codegen.online import pairs
+from fusec.codegen.pairs import pairs
 from fusec.ir.dtypes import F32
 from fusec.ir.node import toposort
 from fusec.runtime.specialize import Argument, specialize
@@ -84,6 +84,30 @@ def pairs_of(formula: str) -> list[tuple[str, str]]:
     special = specialize(function._formula, arguments)
     nodes = list(toposort(output.node for output in special.outputs))
     return [(p.first.op.name, p.second.op.name) for p in pairs(nodes).values()]
+
+
+ENTROPY = "p = softmax(x)\n-sum(p * log_softmax(x))"
+
+
+@pytest.mark.parametrize(
+    ("formula", "expected"),
+    [
+        (ENTROPY, "entropy"),
+        ("sum(exp(x - max(x))), sum((x - max(x)) * exp(x - max(x)))", "entropy"),
+        ("softmax(x)", None),
+        ("sum(exp(x - max(x))), sum(exp(x - max(x)) * x)", None),  # not the exponent
+        ("sum(exp(x - max(x))), sum(exp(x - max(x)) * (x - max(x)), axis=0)", None),
+    ],
+)
+def test_what_runs_with_a_pair(formula: str, expected: str | None) -> None:
+    """Only where the backend says it can: with ``"entropy"`` among the firsts."""
+    function = fusec.compile(formula)
+    special = specialize(function._formula, [Argument(F32, (64, 64), (64, 1))])
+    nodes = list(toposort(output.node for output in special.outputs))
+    for firsts in (("max",), ("max", "entropy")):
+        (pair,) = pairs(nodes, (), firsts).values()
+        assert (pair.weighted is not None) == (expected in firsts)
+        assert set(pair.members) == {pair.first, pair.second, pair.weighted} - {None}
 
 
 @pytest.mark.parametrize(

@@ -82,19 +82,6 @@ __device__ void store_vector(T* to, const Vector<T>& vector) {
   *reinterpret_cast<Vector<T>*>(to) = vector;
 }
 
-// A vector that is inside a row of `length` or beyond it.
-template <class T, class Index>
-__device__ Vector<T> load_whole(const T* from, Index first, Index length) {
-  Vector<T> vector{};
-  if (first < length) vector = load_vector(from);
-  return vector;
-}
-
-template <class T, class Index>
-__device__ void store_whole(T* to, const Vector<T>& vector, Index first, Index length) {
-  if (first < length) store_vector(to, vector);
-}
-
 // NaN wins.
 template <class T>
 __device__ T maximum(T a, T b) {
@@ -142,9 +129,9 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_softmax_kernel(
     int row_size_1,
     int scores_row_stride_0,
     int out_row_stride_0) {
-  const int row = blockIdx.x * ROWS + threadIdx.x / GROUP;
+  const int wanted = blockIdx.x * ROWS + threadIdx.x / GROUP;
+  const int row = wanted < rows ? wanted : rows - 1;
   const int member = threadIdx.x % GROUP;
-  const int length = row < rows ? cols : 0;
   const int row_1 = row % row_size_1;
   const int row_0 = row / row_size_1;
   float exp_row[VECTORS][LANES];
@@ -155,7 +142,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_softmax_kernel(
   for (int vector = 0; vector < VECTORS; ++vector) {
     const int first = (vector * GROUP + member) * LANES;
     scores_vectors[vector] =
-        load_whole(scores_ptr + row_0 * scores_row_stride_0 + row_1 * cols + first, first, length);
+        load_vector(scores_ptr + row_0 * scores_row_stride_0 + row_1 * cols + first);
   }
 
   // reduce: row_max
@@ -163,14 +150,13 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_softmax_kernel(
   #pragma unroll
   for (int vector = 0; vector < VECTORS; ++vector) {
     const int first = (vector * GROUP + member) * LANES;
-    const bool inside = first < length;
     #pragma unroll
     for (int lane = 0; lane < LANES; ++lane) {
       const int col = first + lane;
       const bool allowed = col <= row_1;
       const float scores = element(scores_vectors[vector], lane);
       const float t0 = (allowed ? scores * scale_1 : -infinity());
-      row_max_part = maximum(row_max_part, (inside ? t0 : -infinity()));
+      row_max_part = maximum(row_max_part, t0);
     }
   }
   const float row_max = across_lanes<Maximum, GROUP>(row_max_part);
@@ -180,7 +166,6 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_softmax_kernel(
   #pragma unroll
   for (int vector = 0; vector < VECTORS; ++vector) {
     const int first = (vector * GROUP + member) * LANES;
-    const bool inside = first < length;
     #pragma unroll
     for (int lane = 0; lane < LANES; ++lane) {
       const int col = first + lane;
@@ -189,7 +174,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_softmax_kernel(
       const float t0 = (allowed ? scores * scale_1 : -infinity());
       const float t3 = expf(t0 - row_max);
       exp_row[vector][lane] = t3;
-      row_sum_part += (inside ? t3 : 0.0f);
+      row_sum_part += t3;
     }
   }
   const float row_sum = across_lanes<Sum, GROUP>(row_sum_part);
@@ -206,7 +191,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) causal_softmax_kernel(
       const float out = t3 * t4;
       out_lanes[lane] = out;
     }
-    store_whole(out_ptr + row_0 * out_row_stride_0 + row_1 * cols + first, pack(out_lanes), first, length);
+    if (wanted < rows) store_vector(out_ptr + row_0 * out_row_stride_0 + row_1 * cols + first, pack(out_lanes));
   }
 }
 
@@ -233,7 +218,7 @@ void causal_softmax_out(torch::Tensor scores, double scale, torch::Tensor out) {
     const int64_t rows = scores.size(0) * scores.size(1) * scores.size(2), cols = scores.size(3);
     TORCH_CHECK(rows * cols < int64_t{1} << 31, "offsets do not fit an int");
     TORCH_CHECK(cols <= 256, "a row has 256 elements at most");
-    TORCH_CHECK(cols % 4 == 0, "rows are multiples of 4");
+    TORCH_CHECK(cols == 256, "another row length");
     const int64_t blocks = (rows + 7) / 8;
     causal_softmax_kernel_code::causal_softmax_kernel<<<blocks, 256, 0, stream>>>(
         static_cast<const float*>(scores.data_ptr()),

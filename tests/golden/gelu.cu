@@ -126,6 +126,13 @@ __device__ float quick_divide(float a, float b) {
   return quotient;
 }
 
+// A product and one instruction: good to 2^-17 of the value, and 0 below 1.2e-38.
+__device__ float quick_exp(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.442695f));
+  return power;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) gelu_kernel(
     const bfloat16* __restrict__ x_ptr,
     bfloat16* __restrict__ out_ptr,
@@ -149,7 +156,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) gelu_kernel(
     for (int lane = 0; lane < LANES; ++lane) {
       const float x = widen(element(x_vectors[vector], lane));
       const float t0 = 0.7978846f * (x + 0.044715f * (x * x * x)) * -2.0f;
-      const float out = quick_divide(x, 1.0f + __expf(t0));
+      const float out = quick_divide(x, 1.0f + quick_exp(t0));
       out_lanes[lane] = out;
     }
     store_inside(out_ptr + first, pack_bfloat16(out_lanes), first, n);

@@ -111,6 +111,13 @@ __device__ float quick_divide(float a, float b) {
   return quotient;
 }
 
+// A product and one instruction: good to 2^-17 of the value, and 0 below 1.2e-38.
+__device__ float quick_exp(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.442695f));
+  return power;
+}
+
 struct Sum {
   template <class T>
   static __device__ T join(T a, T b) {
@@ -183,7 +190,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) softmax_kernel(
     #pragma unroll
     for (int lane = 0; lane < LANES; ++lane) {
       const float x = widen(element(x_vectors[vector], lane));
-      const float t0 = __expf(x - row_max);
+      const float t0 = quick_exp(x - row_max);
       row_sum_part += t0;
     }
   }
@@ -203,7 +210,7 @@ extern "C" __global__ void __launch_bounds__(THREADS, BLOCKS) softmax_kernel(
     #pragma unroll
     for (int lane = 0; lane < LANES; ++lane) {
       const float x = widen(element(x_vectors[vector], lane));
-      const float t0 = __expf(x - row_max);
+      const float t0 = quick_exp(x - row_max);
       const float out = t0 * t2;
       out_lanes[lane] = out;
     }

@@ -126,6 +126,13 @@ __device__ float quick_divide(float a, float b) {
   return quotient;
 }
 
+// A product and one instruction: good to 2^-17 of the value, and 0 below 1.2e-38.
+__device__ float quick_exp(float x) {
+  float power;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(power) : "f"(x * 1.442695f));
+  return power;
+}
+
 extern "C" __global__ void __launch_bounds__(THREADS) swiglu_kernel(
     const bfloat16* __restrict__ gate_ptr,
     const bfloat16* __restrict__ up_ptr,
@@ -156,7 +163,7 @@ extern "C" __global__ void __launch_bounds__(THREADS) swiglu_kernel(
     for (int lane = 0; lane < LANES; ++lane) {
       const float gate = widen(element(gate_vectors[vector], lane));
       const float up = widen(element(up_vectors[vector], lane));
-      const float out = quick_divide(gate, 1.0f + __expf(-gate)) * up;
+      const float out = quick_divide(gate, 1.0f + quick_exp(-gate)) * up;
       out_lanes[lane] = out;
     }
     store_inside(out_ptr + first, pack_bfloat16(out_lanes), first, n);
