@@ -11,7 +11,7 @@ May import ``fusec.ir`` and the modules of ``codegen`` above it in the tree.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from fusec.codegen.cuda_helpers import HELPERS, needed
@@ -72,9 +72,6 @@ def print_cuda(kernel: Kernel) -> str:
 
 @dataclass(slots=True)
 class _Printer(Reductions):
-    _refilled: list[Fetch] = field(default_factory=list)  # with the next tile, vector by vector
-    _limit: str = ""  # where a row ends, while what its whole tiles leave is worked on
-
     def text(self) -> str:
         kernel, writer = self.kernel, self.writer
         bounds = "__launch_bounds__(THREADS)"
@@ -224,8 +221,7 @@ class _Printer(Reductions):
             end = f"({end} + shift)"
         if self.kernel.divided:
             begin, end = "first_col", "last_col"
-        step = self._tile_step
-        steps = f"{self._index} tile = {begin}; tile < {end}; tile += {step}"
+        steps = f"{self._index} tile = {begin}; tile < {end}; tile += TILE"
         if sweep.backwards:
             last = f"({end} - 1) / TILE * TILE"
             if self.kernel.divided:
@@ -249,8 +245,7 @@ class _Printer(Reductions):
                 body = [s for s in body if s not in fetches]
                 self._refilled = fetches
             self.dialect.inside = True
-            step = self._tile_step
-            self._tile(f"for (; tile + {step} <= {end}; tile += {step}) {{", body)
+            self._tile(f"for (; tile + TILE <= {end}; tile += TILE) {{", body)
             self.dialect.inside, self._refilled = False, []
             self._limit = end
             self._tile(f"if (tile < {end}) {{", body)
@@ -261,19 +256,6 @@ class _Printer(Reductions):
         with self._block(opening):
             self._fetch([s for s in statements if isinstance(s, Fetch)])
             self._vectors([s for s in statements if not isinstance(s, Fetch)])
-
-    def _refill(self) -> None:
-        """The vector of the next tile, now that this one is done with."""
-        if not self._refilled:
-            return
-        self.writer.line(f"const {self._index} next = first + {self._tile_step};")
-        end = self._end
-        if self.kernel.divided:
-            end = "head + last_col" if self.kernel.start is not None else "last_col"
-        for fetch in self._refilled:
-            pointer = f"{fetch.access.buffer} + {self._address(fetch.access, 'next')}"
-            load = f"{fetch.buffer}[vector] = load_vector({pointer});"
-            self.writer.line(f"if (next < {end}) {load}")
 
     def _fetch(self, fetches: Sequence[Fetch], edges: bool = False) -> None:
         for fetch in fetches:
@@ -356,30 +338,6 @@ class _Printer(Reductions):
                 self._store_vector(store)
             self._refill()
         self._add_tile(pairs)
-
-    def _packed_maxima(self, pairs: Sequence[Rescale]) -> None:
-        """The maxima of a tile from its vectors as they are, and the sums so far below those."""
-        if not pairs:
-            return
-        self._before(pairs)
-        with self._loop():
-            self._leave()
-            if not self.dialect.inside:
-                self._first()
-            guard = "" if self._full else f"if (first < {self._end}) "
-            for pair in pairs:
-                name, vectors = pair.largest.lanes, pair.packed
-                assert vectors is not None
-                assert vectors.storage is not None
-                most = f"largest_{vectors.storage.cuda}({vectors.buffer}[vector])"
-                self.writer.line(f"{guard}{name} = maximum({name}, {most});")
-        self._rebase(pairs)
-
-    def _leave(self) -> None:
-        """Of what is left of a row no thread may have a vector any more."""
-        if self._limit:
-            step = f"{self._vector_step} * LANES" if self._lanes else self._vector_step
-            self.writer.line(f"if (tile + vector * {step} >= {self._limit}) break;")
 
     def _outside(self, statement: Let | Load) -> bool:
         return self.kernel.form is Form.TILE and Level.COL not in statement.level

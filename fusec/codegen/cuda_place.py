@@ -215,16 +215,6 @@ class Place:
             text = position_text(variable, "/")
             self.writer.line(f"const {self._index} {variable.name} = {text};")
 
-    @property
-    def _vector_step(self) -> str:
-        """From one vector of a thread to the next, in vectors."""
-        return "CLUSTER * GROUP" if self.kernel.config.cluster > 1 else "GROUP"
-
-    @property
-    def _tile_step(self) -> str:
-        """From one tile of a row to the next, in elements."""
-        return "CLUSTER * TILE" if self.kernel.config.cluster > 1 else "TILE"
-
     def _first(self, needed: bool = True) -> None:
         """Where the vector begins in its row (and in the tile form, which row that is)."""
         form, config = self.kernel.form, self.kernel.config
@@ -238,7 +228,8 @@ class Place:
         elif form is Form.FLAT:
             text = "(block * VECTORS + vector) * THREADS + threadIdx.x"
         else:
-            text = f"vector * {self._vector_step} + member"
+            step = "CLUSTER * GROUP" if config.cluster > 1 else "GROUP"
+            text = f"vector * {step} + member"
         if self._lanes:
             text = f"({text}) * LANES"
         if form is Form.ROWS and not config.resident:

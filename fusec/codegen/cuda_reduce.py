@@ -5,7 +5,7 @@ May import ``fusec.ir`` and the modules of ``codegen`` above it in the tree.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from fusec.codegen.cuda_place import group_of
@@ -199,6 +199,24 @@ class Reductions(Vectors):
         self.writer.line(f"{total} *= {name};")
         moved = f"finite_gap({before}, {base}) * {total}"
         self.writer.assign(pair.weighted.lanes, f"{pair.weighted.lanes} * {name} + {moved};")
+
+    def _packed_maxima(self, pairs: Sequence[Rescale]) -> None:
+        """The maxima of a tile from its vectors as they are, and the sums so far below those."""
+        if not pairs:
+            return
+        self._before(pairs)
+        with self._loop():
+            self._leave()
+            if not self.dialect.inside:
+                self._first()
+            guard = "" if self._full else f"if (first < {self._end}) "
+            for pair in pairs:
+                name, vectors = pair.largest.lanes, pair.packed
+                assert vectors is not None
+                assert vectors.storage is not None
+                most = f"largest_{vectors.storage.cuda}({vectors.buffer}[vector])"
+                self.writer.line(f"{guard}{name} = maximum({name}, {most});")
+        self._rebase(pairs)
 
     def _add_tile(self, pairs: Iterable[Rescale]) -> None:
         """What a tile had, into the sums of a thread."""

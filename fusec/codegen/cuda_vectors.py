@@ -5,11 +5,11 @@ May import ``fusec.ir`` and the modules of ``codegen`` above it in the tree.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from fusec.codegen.cuda_dialect import is_narrow, widened
 from fusec.codegen.cuda_place import Place
-from fusec.codegen.kernel import Access, Store
+from fusec.codegen.kernel import Access, Fetch, Store
 from fusec.ir.dtypes import DType
 
 
@@ -19,6 +19,8 @@ class Vectors(Place):
 
     _in_lanes: bool = False
     _at_edge: bool = False
+    _refilled: list[Fetch] = field(default_factory=list)  # with the next tile, vector by vector
+    _limit: str = ""  # where a row ends, while what its whole tiles leave is worked on
 
     def _pointer(self, access: Access) -> str:
         return f"{access.buffer} + {self._address(access, 'first')}"
@@ -60,3 +62,22 @@ class Vectors(Place):
         else:
             how = "store_whole" if self._by_vector else "store_inside"
             self.writer.line(f"{how}({pointer}, {packed}, first, {self._end});")
+
+    def _leave(self) -> None:
+        """Of what is left of a row no thread may have a vector any more."""
+        if self._limit:
+            step = "GROUP * LANES" if self._lanes else "GROUP"
+            self.writer.line(f"if (tile + vector * {step} >= {self._limit}) break;")
+
+    def _refill(self) -> None:
+        """The vector of the next tile, now that this one is done with."""
+        if not self._refilled:
+            return
+        self.writer.line(f"const {self._index} next = first + TILE;")
+        end = self._end
+        if self.kernel.divided:
+            end = "head + last_col" if self.kernel.start is not None else "last_col"
+        for fetch in self._refilled:
+            pointer = f"{fetch.access.buffer} + {self._address(fetch.access, 'next')}"
+            load = f"{fetch.buffer}[vector] = load_vector({pointer});"
+            self.writer.line(f"if (next < {end}) {load}")

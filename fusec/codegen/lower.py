@@ -30,12 +30,22 @@ from fusec.codegen.kernel import (
     Sweep,
     Term,
 )
-from fusec.codegen.pairs import reductions_of, sweeps_of
+from fusec.codegen.pairs import reductions_of, runs_along, sweeps_of
 from fusec.codegen.sweeps import Sweeps
 from fusec.codegen.values import Values
 from fusec.ir.ops import Kind
 
-__all__ = ["CPP", "CUDA", "TRITON", "Job", "Target", "lower", "reductions_of", "sweeps_of"]
+__all__ = [
+    "CPP",
+    "CUDA",
+    "TRITON",
+    "Job",
+    "Target",
+    "lower",
+    "reductions_of",
+    "runs_along",
+    "sweeps_of",
+]
 
 
 def lower(job: Job) -> Kernel:

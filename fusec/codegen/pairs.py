@@ -128,3 +128,8 @@ def reductions_of(region: Region) -> list[Node]:
 def sweeps_of(region: Region, online: Sequence[str]) -> int:
     """How many times a region's kernel has to go over its rows before every reduction is known."""
     return max(stages(region_nodes(region), [node for _, node in region.reads], online).values())
+
+
+def runs_along(region: Region, online: Sequence[str]) -> bool:
+    """Whether a loop needs one sweep for reductions of which some wait for others."""
+    return sweeps_of(region, online) == 1 < sweeps_of(region, ())

@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from fusec.codegen.kernel import Config, Form
 from fusec.codegen.layout import Arrangement, Operand
-from fusec.codegen.schedule import WIDE_OFFSETS, is_tile, rows_contiguous, splits_of
+from fusec.codegen.schedule import FULL_GRID, WIDE_OFFSETS, is_tile, rows_contiguous, splits_of
 
 VECTOR_BYTES = 16  # the widest load there is
 FLAT_THREADS, FLAT_VECTORS = 128, 2
@@ -26,13 +26,15 @@ RESIDENT_THREADS = 1024  # of a multiprocessor: 64 registers each
 LARGEST_BLOCK, LARGEST_CLUSTER = 1024, 8
 CLUSTERS_SINCE = 90  # the compute capability, times ten
 LOOP_THREADS, LOOP_VECTORS = 512, 4
-# A row that is read once and that nothing needs again.
-READ_COLUMNS, READ_THREADS, READ_VECTORS, READ_BLOCKS = 8192, 256, 4, 5
-READ_GROUP, READ_GROUP_VECTORS, READ_SHARE, READ_CLUSTER = 4, 4, 4, 1
+# Of a loop over rows that nothing needs again, beyond so many columns, where few rows are so many.
+READ_COLUMNS, READ_THREADS, READ_WORDS, READ_BLOCKS, READ_ROWS = 32768, 256, 16, 4, 512
+# The threads of a short row that nothing needs again, at least; and the vectors of each, at most.
+READ_GROUP, READ_GROUP_VECTORS = 4, 4
 SHARE_TILES = 4  # the least of a row that a block takes where blocks share rows
-COLUMN_THREADS, COLUMN_VECTORS, COLUMN_ROWS, COLUMN_APART = 256, 8, 32, True
+COLUMN_THREADS, COLUMN_VECTORS = 256, 8
 # Rows between these are looked at; above them Triton's loop is as quick as any.
 PREFERRED_COLUMNS = 1024, 1 << 20
+SHORT_ROW_BYTES = 128, 1024  # of rows that are only read
 HELD_COLUMNS_16, HELD_COLUMNS_32 = 8192, 32768  # that Triton holds in registers at full speed
 # Beyond these, rows that are only read take Triton's single sweep.
 READ_COLUMNS_16, READ_COLUMNS_32 = 131072, 65536
@@ -45,19 +47,19 @@ def choose_cuda(
     aligned: Sequence[bool],
     capability: int = CLUSTERS_SINCE,
     batch_invariant: bool = False,
-    sweeps: int = 0,
+    running: bool = False,
 ) -> Config:
     """The Config of a CUDA kernel for these operands.
 
     ``aligned``: which begin at a multiple of 16 bytes; ``capability``: that of the GPU, times ten;
-    ``batch_invariant``: the number of rows decides nothing that a result depends on; ``sweeps``:
-    how many reduce, one after the other, where a row is not held.
+    ``batch_invariant``: the number of rows decides nothing that a result depends on; ``running``:
+    a loop reduces in one sweep what takes several where the row is held.
     """
     vectors = _vectors(accesses, arrangement, aligned)
     if batch_invariant and vectors.lead is not None:
         # Where a row begins between vectors would decide which thread adds what.
         vectors = Config(lanes=1)
-    once = sweeps == 1 and is_read_only(accesses, arrangement)
+    once = running and is_read_only(accesses, arrangement)
     config = _choose(form, accesses, arrangement, aligned, capability, vectors, once)
     return replace(config, splits=1) if batch_invariant else config
 
@@ -172,17 +174,15 @@ def _rows(
     config = _edged(config, arrangement, aligned)
     count = _vectors_of_row(config, arrangement)
     if once and arrangement.cols > READ_COLUMNS:
-        config = _block(config, READ_THREADS, min(most, READ_VECTORS))
-        config = replace(
-            config, resident=False, blocks=READ_BLOCKS, apart=True, cluster=READ_CLUSTER
-        )
+        config = _block(config, READ_THREADS, min(most, max(1, READ_WORDS // words)))
+        config = replace(config, resident=False, blocks=READ_BLOCKS, apart=True)
     else:
         read = is_read_only(accesses, arrangement)
         config = _resident(config, count, most, arrangement, capability, read)
     if not config.resident:
-        programs = READ_SHARE * arrangement.rows if once else arrangement.rows
+        programs = arrangement.rows * (FULL_GRID // READ_ROWS if once else 1)
         splits = splits_of(programs, arrangement.cols, SHARE_TILES * config.block_cols)
-        return replace(config, splits=splits if config.cluster == 1 else 1)
+        return replace(config, splits=splits)
     filled = config.block_cols * config.cluster == arrangement.cols
     config = _sure(config, count)
     if config.block_rows == 1:
@@ -250,9 +250,9 @@ def _resident(
 def _columns(arrangement: Arrangement, wide: bool) -> Config:
     """Neighbouring threads take neighbouring rows, and share each with threads further on."""
     config = Config(
-        block_rows=COLUMN_ROWS, block_cols=COLUMN_THREADS // COLUMN_ROWS * COLUMN_VECTORS,
+        block_rows=32, block_cols=COLUMN_THREADS // 32 * COLUMN_VECTORS,
         warps=COLUMN_THREADS // 32, vectors=COLUMN_VECTORS, resident=False, wide_index=wide,
-        lanes_along_rows=True, apart=COLUMN_APART,
+        lanes_along_rows=True, apart=True,
     )  # fmt: skip
     programs, share = -(-arrangement.rows // config.block_rows), SHARE_TILES * config.block_cols
     return replace(config, splits=splits_of(programs, arrangement.cols, share))
@@ -264,7 +264,11 @@ def cover(count: int) -> int:
 
 
 def prefer_cuda(
-    form: Form, accesses: Sequence[Operand], arrangement: Arrangement, capability: int
+    form: Form,
+    accesses: Sequence[Operand],
+    arrangement: Arrangement,
+    capability: int,
+    running: bool = False,
 ) -> str | None:
     """Why ``backend="auto"`` takes CUDA C++ for a region, in words, or None where it takes Triton.
 
@@ -275,15 +279,20 @@ def prefer_cuda(
         return None
     full = [o for k, o in enumerate(accesses) if is_tile(k, arrangement)]
     width, columns = max((o.node.dtype.itemsize for o in full), default=4), arrangement.cols
-    if not PREFERRED_COLUMNS[0] < columns <= PREFERRED_COLUMNS[1]:
-        return None
     if not all(o.node.dtype.is_float for o in full):
         return None  # not measured
-    if columns * width % VECTOR_BYTES:
+    read, even = is_read_only(accesses, arrangement), columns * width % VECTOR_BYTES == 0
+    if read and even and SHORT_ROW_BYTES[0] <= columns * width <= SHORT_ROW_BYTES[1]:
+        return "threads that take several vectors of a short row exchange less"
+    if read and running and columns > READ_COLUMNS:
+        return "a row that is read once needs few instructions"
+    if not PREFERRED_COLUMNS[0] < columns <= PREFERRED_COLUMNS[1]:
+        return None
+    if not even:
         return "rows of odd length begin between wide loads, which Triton then does not use"
     if columns <= (HELD_COLUMNS_16 if width <= 2 else HELD_COLUMNS_32):
         return None  # Triton holds the row as well
     once = READ_COLUMNS_16 if width <= 2 else READ_COLUMNS_32
-    if columns > once and all(o.kind != "root" for o in full):
+    if columns > once and read:
         return None  # one sweep reads the row, and nothing needs it again
     return "registers of several blocks hold a long row, which Triton would read twice"

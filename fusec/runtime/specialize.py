@@ -18,7 +18,7 @@ from fusec import settings
 from fusec.codegen import schedule, schedule_cuda
 from fusec.codegen.kernel import Config, Form, Kernel
 from fusec.codegen.layout import Arrangement, Operand, arrange, operands
-from fusec.codegen.lower import CPP, CUDA, TRITON, Job, lower, sweeps_of
+from fusec.codegen.lower import CPP, CUDA, TRITON, Job, lower, runs_along, sweeps_of
 from fusec.errors import InternalError
 from fusec.ir.dtypes import DType
 from fusec.ir.graph import Graph, InputSpec, Output
@@ -278,16 +278,17 @@ def lay_out(
     arrangement = arrange(region, accesses, sizes, strides)
     form = form_of(region, arrangement)
     reason, invariant = None, special.formula.batch_invariant
+    running = runs_along(region, CUDA.online)
     if where.automatic and backend == "triton":
-        reason = _reason_for_cuda(form, accesses, arrangement, where.capability)
+        reason = _reason_for_cuda(form, accesses, arrangement, where.capability, running)
         backend = "triton" if reason is None else "cuda"
-    sweeps = sweeps_of(region, TARGETS[backend].online)
     if backend == "cpp":
+        sweeps = sweeps_of(region, TARGETS[backend].online)
         config = schedule.choose_cpp(form, accesses, arrangement, sweeps)
     elif backend == "cuda":
         even = [_begins_even(special, operand, where.aligned) for operand in accesses]
         config = schedule_cuda.choose_cuda(
-            form, accesses, arrangement, even, where.capability, invariant, sweeps
+            form, accesses, arrangement, even, where.capability, invariant, running
         )
     else:
         config = schedule.choose_triton(form, accesses, arrangement, invariant)
@@ -295,12 +296,16 @@ def lay_out(
 
 
 def _reason_for_cuda(
-    form: Form, accesses: tuple[Operand, ...], arrangement: Arrangement, capability: int
+    form: Form,
+    accesses: tuple[Operand, ...],
+    arrangement: Arrangement,
+    capability: int,
+    running: bool,
 ) -> str | None:
     """Why CUDA C++ is the better choice, if it is and something here compiles it."""
     from fusec.runtime.build_cuda import find_compiler
 
-    reason = schedule_cuda.prefer_cuda(form, accesses, arrangement, capability)
+    reason = schedule_cuda.prefer_cuda(form, accesses, arrangement, capability, running)
     return reason if reason is not None and find_compiler() is not None else None
 
 

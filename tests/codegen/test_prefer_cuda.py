@@ -8,6 +8,8 @@ import torch
 import fusec
 
 ODD, LONG = "rows of odd length", "registers of several blocks"
+SHORT, ONCE = "threads that take several vectors of a short row", "a row that is read once"
+ENTROPY = "p = softmax(x)\n-sum(p * log_softmax(x))"
 
 
 @pytest.mark.parametrize(
@@ -21,8 +23,19 @@ ODD, LONG = "rows of odd length", "registers of several blocks"
         ("softmax(x)", (64, 32768), torch.bfloat16, LONG),
         ("softmax(x)", (64, 32768), torch.float32, None),
         ("softmax(x)", (64, 65536), torch.float32, LONG),
-        ("logsumexp(x)", (64, 131072), torch.float32, None),
-        ("logsumexp(x)", (64, 131072), torch.bfloat16, LONG),
+        ("softmax(x)", (64, 64), torch.bfloat16, None),
+        ("logsumexp(x)", (64, 64), torch.bfloat16, SHORT),
+        ("var(x)", (64, 512), torch.bfloat16, SHORT),
+        ("var(x)", (64, 520), torch.bfloat16, None),
+        ("sum(x)", (64, 256), torch.float32, SHORT),
+        ("sum(x)", (64, 257), torch.float32, None),
+        ("sum(x)", (64, 16), torch.float32, None),
+        ("logsumexp(x)", (64, 32768), torch.bfloat16, LONG),
+        ("logsumexp(x)", (64, 50257), torch.bfloat16, ONCE),
+        ("logsumexp(x)", (64, 131072), torch.float32, ONCE),
+        (ENTROPY, (64, 1 << 22), torch.bfloat16, ONCE),
+        ("sum(x)", (64, 131072), torch.bfloat16, LONG),
+        ("sum(x)", (64, 262144), torch.bfloat16, None),
         ("softmax(x)", (8, 1 << 22), torch.float32, None),
         ("sum(x, axis=0)", (4097, 64), torch.float32, None),
         ("x * 2", (64, 4097), torch.float32, None),
