@@ -258,7 +258,7 @@ def test_every_reduction_compiles_for_rows_of_every_kind(name: str, target: str)
         compiled([text], target, ((64, length), dtype_of(name)))
 
 
-def config_of(text: str, *shapes: tuple[tuple[int, ...], str]) -> Config:
+def config_of(text: str, *shapes: tuple[tuple[int, ...], str], running: bool = False) -> Config:
     """The Config of the one region of a formula for contiguous inputs."""
     source = Source(text)
     names = ("x", "w", "b")[: len(shapes)]
@@ -278,7 +278,8 @@ def config_of(text: str, *shapes: tuple[tuple[int, ...], str]) -> Config:
         strides.append(torch.empty(extents, device="meta").stride())
     laid = arrange(region, accesses, sizes, strides)
     form = Form.ROWS if region.axes else Form.TILE if laid.layout.rows else Form.FLAT
-    return schedule_cuda.choose_cuda(form, accesses, laid, [True] * len(accesses))
+    even = [True] * len(accesses)
+    return schedule_cuda.choose_cuda(form, accesses, laid, even, running=running)
 
 
 def test_sizes_enter_as_classes() -> None:
@@ -302,6 +303,31 @@ def test_vectors_that_need_no_mask() -> None:
         assert config.full < config.vectors or config.even
         seen.add(config.full > 0)
     assert seen == {True, False}
+
+
+def test_rows_that_are_read_once() -> None:
+    """A row that nothing needs again is swept, unless it is short, or a sum has no maximum to wait
+    for; few such rows are shared out.
+    """
+    for text, length, running, resident in (
+        ("logsumexp(x)", 50257, True, False),
+        ("logsumexp(x)", 32768, True, True),
+        ("sum(x)", 50257, False, True),
+        ("softmax(x)", 50257, True, True),
+    ):
+        config = config_of(text, ((512, length), "bfloat16"), running=running)
+        assert config.resident == resident, text
+        assert config.splits == 1
+        assert config.apart != resident
+    few = config_of("logsumexp(x)", ((32, 1 << 22), "bfloat16"), running=True)
+    assert few.splits == 16
+
+
+def test_short_rows_that_are_only_read_have_fewer_threads() -> None:
+    for length, read, stored in ((64, 4, 8), (256, 8, 32), (1000, 32, 32), (129, 16, 16)):
+        one = config_of("sum(x)", ((64, length), "bfloat16"))
+        other = config_of("softmax(x)", ((64, length), "bfloat16"))
+        assert [c.threads // c.block_rows for c in (one, other)] == [read, stored]
 
 
 def test_the_words_of_a_long_row() -> None:
