@@ -269,8 +269,11 @@ def prefer_cuda(
     arrangement: Arrangement,
     capability: int,
     running: bool = False,
+    alone: bool = True,
 ) -> str | None:
     """Why ``backend="auto"`` takes CUDA C++ for a region, in words, or None where it takes Triton.
+
+    ``running`` as in :func:`choose_cuda`; ``alone``: no sums over the rows come along.
 
     Measured on an H200 at 2^27 elements (``docs/performance.md``); without clusters, and without
     NVRTC or nvcc, it is Triton everywhere.
@@ -282,9 +285,9 @@ def prefer_cuda(
     if not all(o.node.dtype.is_float for o in full):
         return None  # not measured
     read, even = is_read_only(accesses, arrangement), columns * width % VECTOR_BYTES == 0
-    if read and even and SHORT_ROW_BYTES[0] <= columns * width <= SHORT_ROW_BYTES[1]:
+    if alone and read and even and SHORT_ROW_BYTES[0] <= columns * width <= SHORT_ROW_BYTES[1]:
         return "threads that take several vectors of a short row exchange less"
-    if read and running and columns > READ_COLUMNS:
+    if alone and read and running and columns > READ_COLUMNS:
         return "a row that is read once needs few instructions"
     if not PREFERRED_COLUMNS[0] < columns <= PREFERRED_COLUMNS[1]:
         return None

@@ -280,11 +280,11 @@ def lay_out(
     reason, invariant = None, special.formula.batch_invariant
     running = runs_along(region, CUDA.online)
     if where.automatic and backend == "triton":
-        reason = _reason_for_cuda(form, accesses, arrangement, where.capability, running)
+        alone = not region.columns  # Triton can take sums over the rows along
+        reason = _reason_for_cuda(form, accesses, arrangement, where.capability, running, alone)
         backend = "triton" if reason is None else "cuda"
     if backend == "cpp":
-        sweeps = sweeps_of(region, TARGETS[backend].online)
-        config = schedule.choose_cpp(form, accesses, arrangement, sweeps)
+        config = schedule.choose_cpp(form, accesses, arrangement, sweeps_of(region, CPP.online))
     elif backend == "cuda":
         even = [_begins_even(special, operand, where.aligned) for operand in accesses]
         config = schedule_cuda.choose_cuda(
@@ -301,11 +301,12 @@ def _reason_for_cuda(
     arrangement: Arrangement,
     capability: int,
     running: bool,
+    alone: bool,
 ) -> str | None:
     """Why CUDA C++ is the better choice, if it is and something here compiles it."""
     from fusec.runtime.build_cuda import find_compiler
 
-    reason = schedule_cuda.prefer_cuda(form, accesses, arrangement, capability, running)
+    reason = schedule_cuda.prefer_cuda(form, accesses, arrangement, capability, running, alone)
     return reason if reason is not None and find_compiler() is not None else None
 
 
