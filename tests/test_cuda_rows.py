@@ -203,6 +203,20 @@ def test_the_quick_exponential() -> None:
     assert float(function(ends)[4]) == 1.0
 
 
+@BOTH
+@pytest.mark.parametrize("length", [64, 100, 256, 1000])
+def test_a_short_row_that_is_only_read_gives_the_same_bits_alone(
+    backend: Backend, length: int
+) -> None:
+    function = backend.compile("sum(x), logsumexp(x)", batch_invariant=True)
+    x = values(40, length)
+    many = function(backend.place(x))
+    for row in (0, 3, 39):
+        alone = function(backend.place(x[row : row + 1].clone()))
+        for one, all_rows in zip(alone, many, strict=True):
+            assert torch.equal(one, all_rows[row : row + 1])
+
+
 # -- what the compilers say -----------------------------------------------------------------------
 
 needs_compiler = pytest.mark.skipif(

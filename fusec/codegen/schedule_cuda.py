@@ -227,8 +227,9 @@ def _resident(
             few = count // min(most, READ_GROUP_VECTORS)
             group = max(min(group, least), min(group, few))
         vectors = max(1, count // group)
-        rows = ROW_THREADS // group if arrangement.layout.rows else 1
         threads = ROW_THREADS if arrangement.layout.rows else 32
+        # As many threads take a row that is alone, so that it has the bits it has among others.
+        rows = threads // group if arrangement.layout.rows or read else 1
         cols = (group if rows > 1 else threads) * vectors * config.lanes
         return replace(
             config, warps=threads // 32, vectors=vectors, block_rows=rows, block_cols=cols
