@@ -105,3 +105,19 @@ def test_an_entropy_keeps_its_digits_far_from_zero(backend: Backend) -> None:
     x[1, 5], x[2, 2048], x[3] = 60.0, 3e4, x[3] + 1e4
     actual, expected = backend.one(ENTROPY, x), reference(ENTROPY, x)[0]
     assert_close(actual, expected, 64, absolute=2e-6, what=ENTROPY)
+
+
+@BOTH
+@pytest.mark.parametrize("length", [2048, 2049])
+def test_the_same_bits_in_any_batch(backend: Backend, length: int) -> None:
+    """Neither how many rows there are nor where one begins in memory decides, where that is asked
+    for.
+    """
+    text = "p = softmax(x)\nlogsumexp(x), -sum(p * log_softmax(x))"
+    function = backend.compile(text, batch_invariant=True)
+    x = values(9, length, dtype=torch.bfloat16)
+    many = function(backend.place(x))
+    for row in (0, 3, 8):
+        alone = function(backend.place(x[row : row + 1].clone()))
+        for one, all_rows in zip(alone, many, strict=True):
+            assert torch.equal(one, all_rows[row : row + 1])
