@@ -15,8 +15,9 @@ from fusec.errors import FusecError
 from fusec.frontend.model_calls import LEFT, VIEW
 from fusec.frontend.model_regions import order
 from fusec.frontend.model_trace import Model, ModelRegion
+from fusec.runtime.model_operators import shorten
 from fusec.runtime.model_plan import Choice, Planned, build_soon, plan_region
-from fusec.runtime.model_region import RegionFunction
+from fusec.runtime.model_region import RegionFunction, straight
 from fusec.runtime.model_report import GraphReport, Report, finish
 from fusec.runtime.traced_bound import Known
 
@@ -184,10 +185,7 @@ def _results(graph: Any, region: ModelRegion, call: Any) -> dict[Any, Any]:
 
 def _plain(function: RegionFunction) -> Callable[..., Any]:
     """A region as a plain function, which torch.fx can name."""
-
-    def run(*values: Any) -> Any:
-        return function(*values)
-
+    run = straight(function)
     run.__name__ = run.__qualname__ = function.report.name
     return run
 
@@ -208,6 +206,7 @@ def boxed(module: Any, graph: Any) -> Callable[[list[Any]], Any]:
             lines += [f"    {taken}= given"] if names else []
             return "\n".join([*lines, "    given.clear()"])
 
+    shorten(graph)
     graph.set_codegen(Boxed())
     made = torch.fx.GraphModule(module, graph)
     forward: Any = made.forward
