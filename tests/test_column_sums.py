@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ import torch
 import fusec
 from fusec import settings
 from fusec.codegen import schedule
+from fusec.codegen.kernel import Config
+from fusec.ir.dtypes import BF16, F32
+from fusec.runtime.specialize import Argument, lay_out_all
 from tests.formulas import run_all, same_bits
 
 NORM = """
@@ -86,7 +90,10 @@ def test_each_tensor_is_read_once() -> None:
     source = function.show("triton", *meta.values())
     for name in ("g", "x", "w", "m", "r"):
         assert source.count(f"tl.load({name}_ptr") == 1
-    assert "for row in range(program * share, tl.minimum((program + 1) * share, rows)):" in source
+    # Programs take rows in turns, with some rows on their way, and combine two sums in one step.
+    assert "for row in tl.range(program, rows, tl.num_programs(0), num_stages=3):" in source
+    assert source.count("combine_fn=_add_both") == 1
+    assert "tl.sum(" not in source.partition("store the sums")[0]
     assert "atomic" not in source
     assert "adds up" in function.show("plan", *meta.values())
 
@@ -109,9 +116,37 @@ def test_threads_change_nothing() -> None:
 
 def test_the_number_of_blocks_depends_on_the_rows_alone() -> None:
     for backend in ("cpp", "triton"):
-        counts = [schedule.row_chunks(n, backend) for n in (1, 16, 100, 10**6)]
+        rows = [SimpleNamespace(rows=n) for n in (1, 16, 100, 10**6)]
+        counts = [schedule.carrying(Config(), (), cast("Any", n), backend).chunks for n in rows]
         assert counts == sorted(counts)
         assert counts[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("cols", "dtype", "programs", "warps", "stages"),
+    [
+        (1024, torch.bfloat16, 396, 4, 5),
+        (2048, torch.bfloat16, 264, 8, 5),
+        (4096, torch.bfloat16, 132, 8, 5),
+        (8192, torch.bfloat16, 132, 16, 3),
+        (4096, torch.float32, 132, 16, 3),
+    ],
+)
+def test_what_was_quickest_on_an_h200(
+    cols: int, dtype: torch.dtype, programs: int, warps: int, stages: int
+) -> None:
+    meta = {n: v.to("meta") for n, v in inputs(32768, 1, dtype).items()}
+    meta |= {n: torch.empty(32768, cols, dtype=dtype, device="meta") for n in ("g", "x")}
+    meta["w"] = torch.empty(cols, dtype=dtype, device="meta")
+    shown = fusec.compile(NORM, inputs=list(meta)).show("kernel", *meta.values())
+    assert f"tile 1 x {cols}, {warps} warps" in shown
+    source = fusec.compile(NORM, inputs=list(meta)).show("triton", *meta.values())
+    assert f"num_stages={stages}):" in source
+    kind = BF16 if dtype is torch.bfloat16 else F32
+    arguments = [Argument(kind, tuple(v.shape), v.stride()) for v in meta.values()]
+    special = fusec.compile(NORM, inputs=list(meta)).specialization(arguments)
+    _, laid, _ = lay_out_all(special, arguments, dict(special.sizes(arguments)), {}, "triton")
+    assert [one.config.chunks for one in laid] == [programs, 1]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -332,10 +332,10 @@ def lay_out_all(
         row = lay_out(carried, place, arguments, sizes, output_strides, backend, where)
         columns = len(row.region.columns)
         if schedule.takes_columns(row.config, row.arrangement, columns, row.backend):
-            chunks = schedule.row_chunks(row.arrangement.rows, backend)
-            lengths = {**sizes, CHUNKS: chunks}
+            config = schedule.carrying(row.config, row.accesses, row.arrangement, row.backend)
+            lengths = {**sizes, CHUNKS: config.chunks}
             found = [
-                replace(row, config=replace(row.config, chunks=chunks))
+                replace(row, config=config)
                 if k == place
                 else lay_out(carried, k, arguments, lengths, output_strides, backend, where)
                 for k in range(len(carried.regions))
