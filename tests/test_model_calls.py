@@ -138,6 +138,23 @@ def test_the_gradient_of_a_bias_comes_without_an_axis_of_length_1() -> None:
     assert "view" not in targets
 
 
+def test_a_reshape_of_what_is_repeated_stays_a_view() -> None:
+    """One group of heads is read by several: the axis of length 1 goes, and nothing is copied."""
+
+    def f(x: torch.Tensor) -> torch.Tensor:
+        repeated = torch.sin(x * 2)[:, :, None].expand(2, 1, 3, 4, 8)
+        return repeated.reshape(2, 3, 4, 8) * 1.0
+
+    def g(x: torch.Tensor) -> torch.Tensor:
+        return torch.sin(x * 2)[:, :, None].expand(2, 1, 3, 4, 8).reshape(2, 3, 4, 8)
+
+    x = torch.randn(2, 1, 4, 8)
+    for function in (f, g):
+        own = torch.compile(function, backend=fusec.torch_backend.fusec, fullgraph=True)(x)
+        assert torch.allclose(own, function(x))
+        assert own.stride() == function(x).stride()
+
+
 SAMPLES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "mm.default": ((torch.randn(3, 4), torch.randn(4, 5)), {}),
     "bmm.default": ((torch.randn(2, 3, 4), torch.randn(2, 4, 5)), {}),

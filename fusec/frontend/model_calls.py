@@ -166,9 +166,12 @@ def drops_axes(view: Any, values: Mapping[Any, Any]) -> bool:
     """Whether a reshape leaves out axes of length 1 of a result that nobody else reads: a kernel
     gives such a result without them, as a gradient of a bias.
     """
-    if getattr(view.target, "_opname", "") not in RESHAPES or len(view.args[0].users) > 1:
+    if getattr(view.target, "_opname", "") not in RESHAPES:
         return False
-    whole, part = values[view.args[0]].shape, values[view].shape
+    base = view.args[0]
+    if len(base.users) > 1 or getattr(base.target, "_opname", "") in _VIEWS:
+        return False
+    whole, part = values[base].shape, values[view].shape
     if not all(isinstance(length, int) for length in (*whole, *part)):
         return False
     return len(part) < len(whole) and list(part) == [n for n in whole if n != 1]
