@@ -84,6 +84,43 @@ def test_more_axes_and_layouts(backend: str) -> None:
     compare("x / sum(x), sum(x * x, axis=0)", {"x": x[0].repeat(4, 1).t()}, backend)
 
 
+# The gradient of a norm beside a residual: it is added up too, for the bias of what comes before.
+RESIDUAL = """
+gw = g * w
+d = x - m
+dx = gw * r - sum(gw) * r - d * r * r * sum(gw * d) + e
+dx, sum(dx, axis=0), sum(g * (d * r), axis=0), 2 * sum(g, axis=0) + 1
+"""
+
+
+def residual_inputs(rows: int, cols: int) -> dict[str, torch.Tensor]:
+    found = inputs(rows, cols)
+    return {**found, "e": torch.randn(rows, cols, generator=torch.Generator().manual_seed(1))}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("rows", "cols"), [(40, 1024), (100, 1100)])
+def test_what_rows_come_to_is_added_up_too(rows: int, cols: int, backend: str) -> None:
+    before = fusec.stats().compiles
+    compare(RESIDUAL, residual_inputs(rows, cols), backend)
+    assert fusec.stats().compiles - before == 2
+    compare("y = x / sum(x)\ny, sum(y, axis=0)", {"x": torch.rand(rows, cols) + 0.5}, backend)
+
+
+def test_as_many_columns_are_carried_as_registers_do_for() -> None:
+    for cols, columns, kernels in ((4096, 3, 2), (8192, 2, 3), (16384, 0, 3)):
+        values = residual_inputs(2, 8)
+        shapes = {"w": (cols,), "m": (512, 1), "r": (512, 1)}
+        given = {n: shapes.get(n, (512, cols)) for n in values}
+        arguments = [
+            Argument(F32, s, torch.empty(s, device="meta").stride()) for s in given.values()
+        ]
+        special = fusec.compile(RESIDUAL, inputs=list(given)).specialization(arguments)
+        _, laid, _ = lay_out_all(special, arguments, dict(special.sizes(arguments)), {}, "triton")
+        assert len(laid) == kernels
+        assert max(len(one.region.columns) for one in laid) == columns
+
+
 def test_each_tensor_is_read_once() -> None:
     meta = {n: torch.empty_like(v, device="meta") for n, v in inputs(512, 4096).items()}
     function = fusec.compile(NORM, inputs=list(meta))
