@@ -155,6 +155,45 @@ def test_a_reshape_of_what_is_repeated_stays_a_view() -> None:
         assert own.stride() == function(x).stride()
 
 
+class Residual(torch.nn.Module):
+    """Linear layers around a norm and a residual, over rows that have two axes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = torch.nn.Linear(WIDTH, WIDTH), torch.nn.Linear(WIDTH, WIDTH)
+        self.norm = torch.nn.LayerNorm(WIDTH)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        y = x + self.first(x)
+        return y + torch.tanh(self.last(self.norm(y)))
+
+
+def test_gradients_of_biases_ride_along_with_those_of_norms() -> None:
+    """A linear layer adds up over a reshaped gradient, in the kernel that makes the gradient."""
+    model, x = Residual(), torch.randn(8, 64, WIDTH)
+    compiled = torch.compile(model, backend=fusec.torch_backend.fusec, fullgraph=True)
+    check_same(results(compiled, model, x), results(model, model, x))
+    backward = fusec.last_report().graphs[-1]
+    assert "sum" not in {name for name, _ in backward.left}
+    norm = next(r for r in backward.regions if "layer_norm" in r.name)
+    assert (norm.operators, norm.kernels) == (3, 2)
+
+
+@pytest.mark.parametrize("keepdim", [True, False])
+def test_sums_of_reshaped_tensors(keepdim: bool) -> None:
+    def f(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        y = torch.tanh(x) * 2
+        return y, y.view(-1, 6).sum(0, keepdim) + 1
+
+    x = torch.randn(3, 4, 6)
+    for dynamic in (False, True):
+        compiled = torch.compile(f, backend=fusec.torch_backend.fusec, dynamic=dynamic)
+        for own, expected in zip(compiled(x), f(x), strict=True):
+            assert own.shape == expected.shape
+            assert torch.allclose(own, expected, atol=1e-6)
+        torch._dynamo.reset()
+
+
 SAMPLES: dict[str, tuple[tuple[Any, ...], dict[str, Any]]] = {
     "mm.default": ((torch.randn(3, 4), torch.randn(4, 5)), {}),
     "bmm.default": ((torch.randn(2, 3, 4), torch.randn(2, 4, 5)), {}),
