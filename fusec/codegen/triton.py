@@ -334,10 +334,8 @@ class _Printer:
         first, second = statement.first, statement.second
         values = f"{self._dialect.text(first.value)}, {self._dialect.text(second.value)}"
         axis = "0" if self._flat_rows else "1, keep_dims=True"
-        return (
-            f"{first.name}, {second.name} = "
-            f"tl.reduce(({values}), axis={axis}, combine_fn=_add_both)"
-        )
+        names = f"{first.name}, {second.name}"
+        return f"{names} = tl.reduce(({values}), axis={axis}, combine_fn=_add_both)"
 
     def _accumulate(self, statement: Accumulate | AddColumns, writer: Writer) -> None:
         if isinstance(statement, AddColumns):
