@@ -6,19 +6,18 @@ May import everything but the command line.
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from fusec.collector import without_collections
 from fusec.errors import UnknownNameError, did_you_mean
-from fusec.runtime import launcher, operator_calls, recipe
-from fusec.runtime.addresses import reaches
+from fusec.runtime import operator_calls, recipe
 from fusec.runtime.arguments import Call, run
 from fusec.runtime.bound import BoundCall, counted
 from fusec.runtime.choices import choose, function_only, kernel_name, own_name, seconds
 from fusec.runtime.counters import COUNTERS, OncePerKey
 from fusec.runtime.formula import Formula
+from fusec.runtime.handover import hand_over
 from fusec.runtime.prepared import CallPlan, Prepared, ready
 
 if TYPE_CHECKING:
@@ -165,6 +164,13 @@ class CompiledFunction:
         planned = (v for special in self._specials.values() for v in special.variants)
         return (*recalled, *planned)
 
+    @property
+    def table(self) -> Any:
+        """The compiled launcher's table of the calls that it makes by itself; None before the first
+        repeated call, and where there is no launcher.
+        """
+        return self._fast
+
     def __repr__(self) -> str:
         shown = " ".join(self._formula.text.split())
         shown = shown if len(shown) <= 60 else shown[:57] + "..."
@@ -216,23 +222,12 @@ class CompiledFunction:
 
     def _hand_over(self, prepared: Prepared, call: Call, args: tuple[Any, ...], out: Any) -> None:
         """Let the compiled launcher take calls like this repeated one, if it can."""
-        module = launcher.note_repeated()
-        if module is None or call.numpy or any(map(operator.is_not, call.values, args)):
-            return
-        if call.outs is not None and not call.direct:
-            return
-        plan = launcher.plan_of(prepared, len(args), call.outs is not None)
-        if plan is None:
-            return
-        if self._fast is None:
+        table = hand_over(self._fast, prepared, call, args, out)
+        if table is not self._fast:
             import torch
 
             self._levels = torch.autograd.forward_ad  # the launcher does not see tangents
-            self._fast = module.Table()
-        if call.outs is None:
-            self._fast.remember(args, plan)
-        else:
-            self._fast.remember(args, plan, out, reaches((*args, *call.outs)))
+            self._fast = table
 
     def bind(self, /, *args: Any, **named: Any) -> BoundCall:
         """A prepared call for inputs of these shapes, strides and types: the least work per call.

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from fusec.api import BACKENDS, NUMERICS, CompiledFunction
 from fusec.errors import UnknownNameError, did_you_mean
 from fusec.runtime.choices import choose
+from fusec.runtime.model_decompositions import decompositions
 from fusec.runtime.model_graph import compile_graph
 from fusec.runtime.model_plan import Choice
 from fusec.runtime.model_report import begin, last_report
@@ -53,6 +54,7 @@ def fusec(
         fw_compiler=compiler("forward"),
         bw_compiler=compiler("backward"),
         inference_compiler=compiler("inference"),
+        decompositions=decompositions(),
         partition_fn=min_cut_rematerialization_partition,
         keep_inference_input_mutations=True,
     )(graph, example_inputs)

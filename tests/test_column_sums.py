@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
@@ -10,6 +11,9 @@ import torch
 import fusec
 from fusec import settings
 from fusec.codegen import schedule
+from fusec.codegen.kernel import Config
+from fusec.ir.dtypes import BF16, F32
+from fusec.runtime.specialize import Argument, lay_out_all
 from tests.formulas import run_all, same_bits
 
 NORM = """
@@ -80,13 +84,53 @@ def test_more_axes_and_layouts(backend: str) -> None:
     compare("x / sum(x), sum(x * x, axis=0)", {"x": x[0].repeat(4, 1).t()}, backend)
 
 
+# The gradient of a norm beside a residual: it is added up too, for the bias of what comes before.
+RESIDUAL = """
+gw = g * w
+d = x - m
+dx = gw * r - sum(gw) * r - d * r * r * sum(gw * d) + e
+dx, sum(dx, axis=0), sum(g * (d * r), axis=0), 2 * sum(g, axis=0) + 1
+"""
+
+
+def residual_inputs(rows: int, cols: int) -> dict[str, torch.Tensor]:
+    found = inputs(rows, cols)
+    return {**found, "e": torch.randn(rows, cols, generator=torch.Generator().manual_seed(1))}
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize(("rows", "cols"), [(40, 1024), (100, 1100)])
+def test_what_rows_come_to_is_added_up_too(rows: int, cols: int, backend: str) -> None:
+    before = fusec.stats().compiles
+    compare(RESIDUAL, residual_inputs(rows, cols), backend)
+    assert fusec.stats().compiles - before == 2
+    compare("y = x / sum(x)\ny, sum(y, axis=0)", {"x": torch.rand(rows, cols) + 0.5}, backend)
+
+
+def test_as_many_columns_are_carried_as_registers_do_for() -> None:
+    for cols, columns, kernels in ((4096, 3, 2), (8192, 2, 3), (16384, 0, 3)):
+        values = residual_inputs(2, 8)
+        shapes = {"w": (cols,), "m": (512, 1), "r": (512, 1)}
+        given = {n: shapes.get(n, (512, cols)) for n in values}
+        arguments = [
+            Argument(F32, s, torch.empty(s, device="meta").stride()) for s in given.values()
+        ]
+        special = fusec.compile(RESIDUAL, inputs=list(given)).specialization(arguments)
+        _, laid, _ = lay_out_all(special, arguments, dict(special.sizes(arguments)), {}, "triton")
+        assert len(laid) == kernels
+        assert max(len(one.region.columns) for one in laid) == columns
+
+
 def test_each_tensor_is_read_once() -> None:
     meta = {n: torch.empty_like(v, device="meta") for n, v in inputs(512, 4096).items()}
     function = fusec.compile(NORM, inputs=list(meta))
     source = function.show("triton", *meta.values())
     for name in ("g", "x", "w", "m", "r"):
         assert source.count(f"tl.load({name}_ptr") == 1
-    assert "for row in range(program * share, tl.minimum((program + 1) * share, rows)):" in source
+    # Programs take rows in turns, with some rows on their way, and combine two sums in one step.
+    assert "for row in tl.range(program, rows, tl.num_programs(0), num_stages=3):" in source
+    assert source.count("combine_fn=_add_both") == 1
+    assert "tl.sum(" not in source.partition("store the sums")[0]
     assert "atomic" not in source
     assert "adds up" in function.show("plan", *meta.values())
 
@@ -109,9 +153,37 @@ def test_threads_change_nothing() -> None:
 
 def test_the_number_of_blocks_depends_on_the_rows_alone() -> None:
     for backend in ("cpp", "triton"):
-        counts = [schedule.row_chunks(n, backend) for n in (1, 16, 100, 10**6)]
+        rows = [SimpleNamespace(rows=n) for n in (1, 16, 100, 10**6)]
+        counts = [schedule.carrying(Config(), (), cast("Any", n), backend).chunks for n in rows]
         assert counts == sorted(counts)
         assert counts[0] == 0
+
+
+@pytest.mark.parametrize(
+    ("cols", "dtype", "programs", "warps", "stages"),
+    [
+        (1024, torch.bfloat16, 396, 4, 5),
+        (2048, torch.bfloat16, 264, 8, 5),
+        (4096, torch.bfloat16, 132, 8, 5),
+        (8192, torch.bfloat16, 132, 16, 3),
+        (4096, torch.float32, 132, 16, 3),
+    ],
+)
+def test_what_was_quickest_on_an_h200(
+    cols: int, dtype: torch.dtype, programs: int, warps: int, stages: int
+) -> None:
+    meta = {n: v.to("meta") for n, v in inputs(32768, 1, dtype).items()}
+    meta |= {n: torch.empty(32768, cols, dtype=dtype, device="meta") for n in ("g", "x")}
+    meta["w"] = torch.empty(cols, dtype=dtype, device="meta")
+    shown = fusec.compile(NORM, inputs=list(meta)).show("kernel", *meta.values())
+    assert f"tile 1 x {cols}, {warps} warps" in shown
+    source = fusec.compile(NORM, inputs=list(meta)).show("triton", *meta.values())
+    assert f"num_stages={stages}):" in source
+    kind = BF16 if dtype is torch.bfloat16 else F32
+    arguments = [Argument(kind, tuple(v.shape), v.stride()) for v in meta.values()]
+    special = fusec.compile(NORM, inputs=list(meta)).specialization(arguments)
+    _, laid, _ = lay_out_all(special, arguments, dict(special.sizes(arguments)), {}, "triton")
+    assert [one.config.chunks for one in laid] == [programs, 1]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

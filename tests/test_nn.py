@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import functools
 import io
 import pickle
 import warnings
@@ -134,8 +135,36 @@ def test_half_inputs_and_whole_parameters(
 ) -> None:
     ours, theirs = pair(name, {"normalized_shape": 6}, torch.float32)
     x = torch.randn(4, 6).to(dtype)
-    assert ours(x).dtype == theirs(x).dtype == dtype
+    assert ours(x).dtype == theirs(x).dtype
     assert_close(ours(x), theirs(x))
+    assert formulas
+
+
+@pytest.mark.parametrize("promotes", [True, False])
+def test_a_norm_has_the_type_that_this_pytorch_gives(
+    promotes: bool, monkeypatch: pytest.MonkeyPatch, formulas: list[str]
+) -> None:
+    """PyTorch 2.6 gives float32 for a weight in float32, newer versions the type of x."""
+
+    def rms_norm(
+        x: torch.Tensor, shape: Any, weight: torch.Tensor | None = None, eps: float | None = None
+    ) -> torch.Tensor:
+        wide = x.double()
+        size = wide.square().mean(-1, keepdim=True) + (eps or torch.finfo(torch.float32).eps)
+        found = wide * size.rsqrt() * (1 if weight is None else weight)
+        return found.to(torch.float32 if promotes and weight is not None else x.dtype)
+
+    ours, theirs = pair("RMSNorm", {"normalized_shape": 6}, torch.float32)
+    monkeypatch.setattr(F, "rms_norm", rms_norm)
+    for probe in (support._probed_rms_norm_type, support._probed_eps):
+        monkeypatch.setattr(support, probe.__name__, functools.cache(probe.__wrapped__))
+    x = torch.randn(4, 6).bfloat16().requires_grad_()
+    found = ours(x)
+    assert found.dtype == theirs(x).dtype == (torch.float32 if promotes else torch.bfloat16)
+    assert_close(found, theirs(x))
+    (gradient,) = torch.autograd.grad(found.sum(), [x])
+    (expected,) = torch.autograd.grad(theirs(x).sum(), [x])
+    assert_close(gradient, expected, rtol=1e-2, atol=1e-2)
     assert formulas
 
 

@@ -21,6 +21,7 @@ from fusec.codegen.kernel import (
     Ref,
     Rescale,
     Stmt,
+    SumBoth,
 )
 from fusec.codegen.names import Names
 from fusec.ir.dtypes import BF16, F16
@@ -67,7 +68,23 @@ def _split_loads(statements: list[Stmt]) -> tuple[list[Stmt], list[Stmt]]:
         rest.append(statement)
         if isinstance(statement, (Let, Load, Reduce)):
             computed.add(statement.name)
+        elif isinstance(statement, SumBoth):
+            computed |= {statement.first.name, statement.second.name}
     return loads, rest
+
+
+def side_by_side(statements: list[Stmt]) -> list[Stmt]:
+    """Statements with two sums of a type as one where one follows the other."""
+    found: list[Stmt] = []
+    for statement in statements:
+        before = found[-1] if found else None
+        if not (isinstance(statement, Reduce) and isinstance(before, Reduce)):
+            found.append(statement)
+        elif before.op.name == statement.op.name == "sum" and before.dtype is statement.dtype:
+            found[-1] = SumBoth(before, statement)
+        else:
+            found.append(statement)
+    return found
 
 
 def may_fetch(load: Load, full: Level, resident: bool) -> bool:

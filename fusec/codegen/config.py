@@ -12,7 +12,7 @@ class Config:
     block_rows: int = 1
     block_cols: int = 1024
     warps: int = 4
-    stages: int = 1
+    stages: int = 1  # rows that a program with several has on their way at a time
     registers: int = 0  # the most a thread may hold, 0 as the compiler likes
     resident: bool = True  # the row fits the tile: no loop
     even: bool = False  # the row fills the tile: no mask

@@ -30,6 +30,7 @@ from fusec.codegen.kernel import (
     Start,
     Stmt,
     Store,
+    SumBoth,
     Sweep,
 )
 from fusec.codegen.writer import Writer
@@ -94,6 +95,8 @@ def _statement(statement: Stmt) -> str:
             return f"store {_address(access)} = {_text(value)} as {storage.name}"
         case Reduce(name=name, op=op, value=value):
             return f"{name} = {op.name} {_text(value)}"
+        case SumBoth(first=first, second=second):
+            return f"{first.name}, {second.name} = sum {_text(first.value)}, {_text(second.value)}"
         case Combine(name=name, op=op, access=access):
             return f"{name} = {op.name} of the parts at {_address(access)}"
     return _running(statement)

@@ -193,6 +193,14 @@ class Reduce:
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
+class SumBoth:
+    """Two sums along the columns of the tile at hand, in one exchange between its warps."""
+
+    first: Reduce
+    second: Reduce
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Combine:
     """``name`` = what the programs that share a row have stored at ``access``, combined."""
 
@@ -306,8 +314,8 @@ class Sweep:
 
 
 Stmt: TypeAlias = (
-    "Comment | Let | Start | Load | Fetch | Forget | Store | Reduce | Combine | Accumulate"
-    " | AddColumns | Rescale | Keep | Recall | Sweep"
+    "Comment | Let | Start | Load | Fetch | Forget | Store | Reduce | SumBoth | Combine"
+    " | Accumulate | AddColumns | Rescale | Keep | Recall | Sweep"
 )
 
 

@@ -109,9 +109,7 @@ def _sizes(values: Values) -> tuple[Size, ...]:
     if job.part:
         main = ("rows", "cols", "chunk")
     elif job.region.columns:
-        main = (
-            ("rows", "cols", "share") if job.target.masks else ("rows", "cols", "share", "chunks")
-        )
+        main = ("rows", "cols") if job.target.masks else ("rows", "cols", "share", "chunks")
     elif job.form is Form.ROWS and job.target.masks and job.config.block_rows == 1:
         main = ("cols",)
     for name in main:

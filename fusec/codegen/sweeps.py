@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from fusec.codegen.body import Body, Fetches, packed
+from fusec.codegen.body import Body, Fetches, packed, side_by_side
 from fusec.codegen.job import CUDA
 from fusec.codegen.kernel import (
     Access,
@@ -257,6 +257,7 @@ class Sweeps:
         values.store(stores, fresh, stored)
         stored += self._add_columns(reductions)
         if resident:
+            fresh = side_by_side(fresh) if values.job.region.columns else fresh
             body.straight(_title(values, reductions, []) or "compute", fresh)
             return stored
         for node in needed:

@@ -31,6 +31,7 @@ from fusec.codegen.kernel import (
     Start,
     Stmt,
     Store,
+    SumBoth,
     Sweep,
 )
 from fusec.codegen.triton_helpers import HELPERS, TYPED, needed
@@ -214,8 +215,8 @@ class _Printer:
         self._statements(tuple(alike), writer)
         for sums in self.kernel.columns:
             _line(writer, f"{sums.lanes} = tl.zeros([BLOCK], tl.{sums.dtype.triton})")
-        last = "tl.minimum((program + 1) * share, rows)"
-        with writer.block(f"for row in range(program * share, {last}):"):
+        every = f"program, rows, tl.num_programs(0), num_stages={self.kernel.config.stages}"
+        with writer.block(f"for row in tl.range({every}):"):
             self._statements(tuple(s for s in body if s not in alike), writer)
         writer.line("# store the sums over the rows")
         mask = "" if self.kernel.config.even else f", mask={self._col_mask}"
@@ -270,9 +271,8 @@ class _Printer:
                 self._load(statement, writer)
             elif isinstance(statement, Store):
                 self._store(statement, writer)
-            elif isinstance(statement, Reduce):
-                value = self._dialect.text(statement.value)
-                _line(writer, f"{statement.name} = {self._combine(statement.op, value)}")
+            elif isinstance(statement, (Reduce, SumBoth)):
+                _line(writer, self._reduction(statement))
             elif isinstance(statement, Combine):
                 mask = ", mask=row_mask, other=0" if Level.ROW in statement.mask else ""
                 parts = f"tl.load({self._address(statement.access)}{mask})"
@@ -326,6 +326,16 @@ class _Printer:
         form = op.triton.usual
         assert isinstance(form, Template)
         return form.text.format(value, axis="0" if self._flat_rows else "1, keep_dims=True")
+
+    def _reduction(self, statement: Reduce | SumBoth) -> str:
+        if isinstance(statement, Reduce):
+            value = self._dialect.text(statement.value)
+            return f"{statement.name} = {self._combine(statement.op, value)}"
+        first, second = statement.first, statement.second
+        values = f"{self._dialect.text(first.value)}, {self._dialect.text(second.value)}"
+        axis = "0" if self._flat_rows else "1, keep_dims=True"
+        names = f"{first.name}, {second.name}"
+        return f"{names} = tl.reduce(({values}), axis={axis}, combine_fn=_add_both)"
 
     def _accumulate(self, statement: Accumulate | AddColumns, writer: Writer) -> None:
         if isinstance(statement, AddColumns):

@@ -27,6 +27,12 @@ def _multiply(a, b):
     return a * b
 """
 
+_ADD_BOTH = """
+@triton.jit
+def _add_both(a, b, c, d):
+    return a + c, b + d
+"""
+
 _EXP = """
 @triton.jit
 def _exp(x):
@@ -180,6 +186,7 @@ HELPERS: dict[str, str] = {
     "_maximum": _MAXIMUM,
     "_minimum": _MINIMUM,
     "_multiply": _MULTIPLY,
+    "_add_both": _ADD_BOTH,
     "_exp": _EXP,
     "_tanh": _TANH,
     "_log": _LOG,

@@ -9,7 +9,7 @@ tables; others are taken apart by PyTorch's decompositions, over tensors without
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -86,7 +86,7 @@ class Operations:
             self._element(operation)
             return
         self.values[node] = self._own(value)
-        if not any(map(_is_tensor, _leaves(value))):
+        if not any(map(is_tensor, _leaves(value))):
             return
         try:
             self._convert(operation, value)
@@ -106,7 +106,7 @@ class Operations:
         """``value`` with tensors that stand for no other node."""
         if isinstance(value, tuple | list):
             return tuple(map(self._own, value))
-        if _is_tensor(value) and id(value) in self._seen:
+        if is_tensor(value) and id(value) in self._seen:
             import torch
 
             with value.fake_mode, torch.no_grad():
@@ -162,12 +162,27 @@ class Operations:
         return found
 
 
+def drops_axes(view: Any, values: Mapping[Any, Any]) -> bool:
+    """Whether a reshape leaves out axes of length 1 of a result that nobody else reads: a kernel
+    gives such a result without them, as a gradient of a bias.
+    """
+    if getattr(view.target, "_opname", "") not in RESHAPES:
+        return False
+    base = view.args[0]
+    if len(base.users) > 1 or getattr(base.target, "_opname", "") in _VIEWS:
+        return False
+    whole, part = values[base].shape, values[view].shape
+    if not all(isinstance(length, int) for length in (*whole, *part)):
+        return False
+    return len(part) < len(whole) and list(part) == [n for n in whole if n != 1]
+
+
 def _taken_apart(target: Any, args: Sequence[Any], kwargs: Any) -> tuple[list[Call], Any]:
     """The calls that an operator without a row is made of, and its result."""
     import torch
     from torch._dispatch.python import enable_python_dispatcher
 
-    tensors = [v for v in _leaves((args, kwargs)) if _is_tensor(v)]
+    tensors = [v for v in _leaves((args, kwargs)) if is_tensor(v)]
     if not tensors:
         raise UnsupportedError("it makes a tensor of numbers in a way that fusec does not know")
     owner, tape = Owner(), Tape()
@@ -194,7 +209,7 @@ def _check(given: Iterator[Any], made: Iterator[Any]) -> None:
 
     devices = set()
     for value in (*given, *made):
-        if not _is_tensor(value):
+        if not is_tensor(value):
             continue
         if by_torch_name(str(value.dtype).removeprefix("torch.")) is None:
             raise UnsupportedError(f"fusec has no type {value.dtype}")
@@ -230,5 +245,6 @@ def _leaves(value: Any) -> Iterator[Any]:
     return iter(tree_leaves(value))
 
 
-def _is_tensor(value: Any) -> bool:
+def is_tensor(value: Any) -> bool:
+    """Whether a value is a tensor, with memory or without."""
     return hasattr(value, "untyped_storage")

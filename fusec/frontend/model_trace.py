@@ -20,6 +20,8 @@ from fusec.frontend.model_calls import (
     VIEW,
     Operation,
     Operations,
+    drops_axes,
+    is_tensor,
 )
 from fusec.frontend.model_regions import regions
 from fusec.frontend.trace import TracedProgram
@@ -55,8 +57,7 @@ class ModelRegion:
 
     ``nodes`` are the model's, ``absorbed`` those that it computes too (numbers, expanded tensors)
     but others may need as well; ``inputs`` are the tensors outside that it reads, ``numbers`` the
-    lengths that PyTorch's own operators would. ``layouts`` has one for each
-    result.
+    lengths that PyTorch's own operators would. ``layouts`` has one for each result.
     """
 
     nodes: list[Any]
@@ -124,7 +125,7 @@ class Model:
         """
         known, values = self.operations.by_node, self.operations.values
         base = view
-        while known[base].name in _SINGLE and _is_tensor(values[base.args[0]]):
+        while known[base].name in _SINGLE and is_tensor(values[base.args[0]]):
             base = base.args[0]
             if _place(values[base]) == _place(values[view]):
                 return base
@@ -155,7 +156,9 @@ class Model:
             changed = False
             for node in [n for n in nodes if n in inside and known[n].kind == VIEW]:
                 begins = not any(i in inside for i in node.all_input_nodes)
-                ends = not any(u in inside for u in node.users)
+                ends = not any(u in inside for u in node.users) and not drops_axes(
+                    node, self.operations.values
+                )
                 if begins or ends:
                     parts = [u for u in node.users if u in known and known[u].name == "getitem"]
                     inside.difference_update([node, *parts])
@@ -165,10 +168,12 @@ class Model:
 
     def _computed(self, view: Any, home: dict[Any, int]) -> bool:
         """Whether a region is to compute a view rather than what it is of: a reshape that it goes
-        on with, so that it runs over one shape.
+        on with, so that it runs over one shape, or ends with, if it drops axes of length 1.
         """
         if self.operations.by_node[view].name not in RESHAPES:
             return False
+        if drops_axes(view, self.operations.values):
+            return home.get(view.args[0]) == home[view]
         base = view.args[0]
         own = home[view]
         goes_on = any(home.get(u) == own for u in view.users)
@@ -180,7 +185,7 @@ class Model:
         self, nodes: list[Any], absorbed: list[Any], needed: set[Any]
     ) -> ModelRegion | bool | None:
         """The region; None if it is nothing to fuse, False if an operator of it is refused."""
-        results = [n for n in nodes if n in needed and _is_tensor(self.operations.values[n])]
+        results = [n for n in nodes if n in needed and is_tensor(self.operations.values[n])]
         key = (tuple(nodes), tuple(absorbed), tuple(results))
         if key in self._converted:
             return self._converted[key]
@@ -248,8 +253,8 @@ class Model:
         known, values = self.operations.by_node, self.operations.values
         inside = {*nodes, *absorbed}
         outside = _outside(absorbed + nodes, inside)
-        inputs = [n for n in outside if _is_tensor(values[n])]
-        numbers = [n for n in outside if not _is_tensor(values[n])]
+        inputs = [n for n in outside if is_tensor(values[n])]
+        numbers = [n for n in outside if not is_tensor(values[n])]
         if not inputs:
             return None
         program = _Conversion(known, values, inputs).program(absorbed + nodes, results)
@@ -302,10 +307,6 @@ def _all_known(lengths: Iterable[Length], symbols: Sequence[Sequence[Length]]) -
     known = {s: sympy.Integer(2) for own in symbols for s in own if not isinstance(s, int)}
     open_ones = [e.xreplace(known) for e in lengths if hasattr(e, "free_symbols")]
     return not any(e.free_symbols for e in open_ones)
-
-
-def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "untyped_storage")
 
 
 def _lengths_of(tensor: Any) -> Any:

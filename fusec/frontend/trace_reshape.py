@@ -30,7 +30,10 @@ def _for(*names: str) -> Callable[[Special], Special]:
 
 @_for("alias", "detach", "lift_fresh", "lift_fresh_copy", "clone", "contiguous", "positive")
 def _same(convert: Converter, call: Call) -> Traced:
-    return convert.values[id(call.arguments["self"])]
+    value = convert.values[id(call.arguments["self"])]
+    if call.name in ("clone", "contiguous"):
+        convert.copied.add(value.node)
+    return value
 
 
 @_for("_to_copy")
@@ -145,7 +148,9 @@ def _reshape(convert: Converter, call: Call) -> Traced:
     if [n for n in value.lengths if n != 1] == [n for n in lengths if n != 1]:
         return _ones_moved(value, lengths)
     if value.node.op.name == "input" and _is_whole(value):
-        kind = "view" if call.name == "view" else "reshape"
+        # Of a copy that no kernel makes a view need not be one of the argument.
+        seen = call.name == "view" and value.node not in convert.copied
+        kind = "view" if seen else "reshape"
         node = convert.views.further(value.node, Step(kind, lengths), lengths)
         return Traced(node, tuple(range(-len(lengths), 0)), lengths)
     moved = _in_front(convert, value, lengths)

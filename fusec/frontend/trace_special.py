@@ -25,7 +25,7 @@ from fusec.frontend.trace_values import (
     unsqueezed,
 )
 from fusec.ir.dtypes import I64
-from fusec.ir.node import TensorType, make
+from fusec.ir.node import Dim, TensorType, make
 
 _TABLE: dict[str, Special] = dict(VIEWS)
 
@@ -305,12 +305,44 @@ def _nll_loss(convert: Converter, call: Call) -> Any:
     loss = convert.pointwise("where(t == k, 0, -x)", t=target, k=ignored, x=taken)
     counted = convert.pointwise("cast_like(t != k, x)", t=target, k=ignored, x=loss)
     if arguments["reduction"] == 0:
-        return loss, None
+        zero = convert.builder.cast(convert.number(0.0), convert.dtype(call.result[1].dtype)).node
+        return loss, Traced(zero, (), ())
     total = convert.reduce("sum", loss, [0], False)
-    if arguments["reduction"] == 2:
-        return total, None
     count = convert.reduce("sum", counted, [0], False)
-    return convert.pointwise("a / b", a=total, b=count), None
+    if arguments["reduction"] == 2:
+        return total, count
+    return convert.pointwise("a / b", a=total, b=count), count
+
+
+@_for("nll_loss_backward")
+def _nll_loss_backward(convert: Converter, call: Call) -> Traced:
+    arguments = call.arguments
+    value = convert.tensor(arguments["self"])
+    if arguments["weight"] is not None or len(value.axes) != 2:
+        raise convert.unsupported("this loss takes class weights", "multiply by weight[target]")
+    classes = _positions_along(convert, value, 1)
+    target = unsqueezed(convert.tensor(arguments["target"]), 1)
+    given, mean = convert.tensor(arguments["grad_output"]), arguments["reduction"] == 1
+    given = unsqueezed(given, 1) if given.axes else given
+    text = (
+        "where((i == t) and (t != k), -(g / n), 0)"
+        if mean
+        else ("where((i == t) and (t != k), -g, 0)")
+    )
+    counted = {"n": convert.tensor(arguments["total_weight"])} if mean else {}
+    return convert.pointwise(
+        text, i=classes, t=target, k=arguments["ignore_index"], g=given, **counted
+    )
+
+
+def _positions_along(convert: Converter, value: Traced, axis: int) -> Traced:
+    """0, 1, 2 ... along an axis, as long as that of ``value``."""
+    own = value.axes[axis]
+    extent = 1 if own is None else value.node.shape[own]
+    if not isinstance(extent, Dim):
+        raise convert.unsupported("positions along an axis of equal elements", "expand afterwards")
+    node = make("index", (), TensorType(I64, (extent,)), axis=-1, dim=extent.name)
+    return Traced(node, (-1,), (value.lengths[axis],))
 
 
 SPECIAL: Mapping[str, Special] = MappingProxyType(_TABLE)

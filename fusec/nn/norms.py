@@ -6,7 +6,16 @@ from typing import Any
 
 import torch
 
-from fusec.nn.support import CASTS, HALVES, as_type, can_fuse, cast_before, default_eps, fused
+from fusec.nn.support import (
+    CASTS,
+    HALVES,
+    as_type,
+    can_fuse,
+    cast_before,
+    default_eps,
+    fused,
+    rms_norm_type,
+)
 
 
 def _axes(module: Any) -> tuple[int, ...]:
@@ -29,7 +38,9 @@ def _fits(module: Any, x: torch.Tensor, *parameters: torch.Tensor | None) -> boo
 def _norm(
     module: Any, x: torch.Tensor, name: str, eps: float, **parameters: torch.Tensor | None
 ) -> torch.Tensor:
-    """The norm in the type that PyTorch returns: that of ``x``, or what autocast makes of it."""
+    """The norm in the type that PyTorch returns: that of ``x``, what autocast makes of it, or what
+    this version of PyTorch gives for weights of another type.
+    """
     before = cast_before(name, x)
     given = {n: p for n, p in parameters.items() if p is not None}
     text = f"{name}({as_type(before, 'x')}, axis={_axes(module)}, eps={float(eps)!r})"
@@ -37,15 +48,25 @@ def _norm(
         text += " * weight"
     if "bias" in given:
         text += " + bias"
-    wanted = before or CASTS[x.dtype]
+    wanted = before or CASTS[_type_of(name, x, given)]
     if any(CASTS[p.dtype] != wanted for p in given.values()):
         text = f"{wanted}({text})"
     result: torch.Tensor = fused(text, name, ("x", *given), x, *given.values())
     return result
 
 
+def _type_of(name: str, x: torch.Tensor, given: dict[str, torch.Tensor]) -> torch.dtype:
+    """The type of the norm where autocast has no say."""
+    weight = given.get("weight")
+    if name != "rms_norm" or weight is None or weight.dtype == x.dtype:
+        return x.dtype
+    return rms_norm_type(x.device.type, x.dtype, weight.dtype)
+
+
 class RMSNorm(torch.nn.RMSNorm):
-    """``torch.nn.RMSNorm`` in one kernel. x: ``[..., *normalized_shape]``, floats; y: like x."""
+    """``torch.nn.RMSNorm`` in one kernel. x: ``[..., *normalized_shape]``, floats; y: like x, in
+    the type that PyTorch's own has.
+    """
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The norm of ``x``."""

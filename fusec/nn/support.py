@@ -7,6 +7,7 @@ May import torch and everything below the public names.
 from __future__ import annotations
 
 import functools
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -130,3 +131,20 @@ def _probed_eps(kind: str, dtype: torch.dtype) -> float:
         small = torch.full((1, 1), 2.0**-12, dtype=dtype, device=kind)
         found = F.rms_norm(small, (1,)).item()
     return min(choices, key=lambda eps: abs(2.0**-12 / (2.0**-24 + eps) ** 0.5 - found))
+
+
+@constant_for_dynamo
+def rms_norm_type(kind: str, dtype: torch.dtype, weight: torch.dtype) -> torch.dtype:
+    """The type of ``F.rms_norm`` for a weight of another type than x: that of x, or in older
+    versions the wider of both.
+    """
+    return _probed_rms_norm_type(kind, dtype, weight)
+
+
+@functools.cache
+def _probed_rms_norm_type(kind: str, dtype: torch.dtype, weight: torch.dtype) -> torch.dtype:
+    with _disable_current_modes(), torch.no_grad(), torch.autocast(kind, enabled=False):
+        x, w = (torch.ones(1, 1, dtype=t, device=kind) for t in (dtype, weight))
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that PyTorch's own is slow for two types
+            return F.rms_norm(x, (1,), w[0], 1e-6).dtype

@@ -1,22 +1,26 @@
-"""Recognise what backends do better otherwise: a mean, and the entropy of a softmax.
+"""Recognise what backends do better otherwise: a mean, the entropy of a softmax, a sum of which
+one element at most is not 0.
 
 After this pass no ``div`` divides a float ``sum`` by the number of its elements. A backend can then
 keep a mean finite where the plain sum overflows. An entropy loses the reduction that had to wait
-for the sum of the exponentials. May import ``fusec.ir``.
+for the sum of the exponentials; the gradient of a cross-entropy the one of the gradient that it is
+given. May import ``fusec.ir``.
 """
 
 from __future__ import annotations
 
+from fusec.ir.dtypes import BOOL, I64
 from fusec.ir.graph import Graph, rebuild
-from fusec.ir.node import Dim, Node, TensorType, make
+from fusec.ir.node import Dim, Node, TensorType, broadcast, constant, make
 
 
 def idioms(graph: Graph, numerics: str = "torch") -> Graph:
-    """``graph`` with each mean as a ``mean`` and each entropy of a softmax in two reductions.
+    """``graph`` with each mean as a ``mean``, each entropy of a softmax in two reductions, and each
+    sum of one picked element as that element.
 
     The mode does not matter, since the value is the same.
     """
-    return rebuild(graph, lambda node: _as_entropy(_as_mean(node)))
+    return rebuild(graph, lambda node: _as_picked(_as_entropy(_as_mean(node))))
 
 
 def _as_mean(node: Node) -> Node:
@@ -86,6 +90,57 @@ def _is_below_maximum(node: Node, axes: tuple[int, ...]) -> bool:
         return False
     largest = node.args[1]
     return largest.args[0] is node.args[0] and largest.axes == axes
+
+
+def _as_picked(node: Node) -> Node:
+    """The sum of ``where(index == t and c, v, 0)``, where nothing but the index varies along the
+    axis: ``v``, if ``t`` is a position along it and ``c`` holds, and 0 if not.
+    """
+    if node.op.name != "sum" or len(node.axes) != 1 or node.args[0].op.name != "where":
+        return node
+    condition, value, other = node.args[0].args
+    axis = node.axes[0]
+    zero = other.op.name == "constant" and other.value == 0
+    if not zero or _varies(value, axis) or value.dtype is not node.dtype:
+        return node
+    terms = [condition]
+    while any(t.op.name == "bit_and" for t in terms):
+        terms = [a for t in terms for a in (t.args if t.op.name == "bit_and" else (t,))]
+    moving = [t for t in terms if _varies(t, axis)]
+    found = _position(moving[0], axis) if len(moving) == 1 else None
+    if found is None:
+        return node
+    index, target = found
+    length = make("size", (), TensorType(I64, ()), axis=axis, dim=str(index.attribute("dim")))
+    place = make("cast", (target,), TensorType(I64, target.shape))
+    place = target if target.dtype is I64 else place
+    whole = _both(_compared("ge", place, constant(0, I64)), _compared("lt", place, length))
+    for term in terms:
+        whole = whole if term is moving[0] else _both(whole, term)
+    fits = broadcast(n.shape for n in (whole, value, other)) == node.shape
+    return make("where", (whole, value, other), node.type) if fits else node
+
+
+def _compared(op: str, a: Node, b: Node) -> Node:
+    return make(op, (a, b), TensorType(BOOL, broadcast((a.shape, b.shape))))
+
+
+def _both(a: Node, b: Node) -> Node:
+    return _compared("bit_and", a, b)
+
+
+def _varies(node: Node, axis: int) -> bool:
+    return len(node.shape) >= -axis and node.shape[axis] != 1
+
+
+def _position(node: Node, axis: int) -> tuple[Node, Node] | None:
+    """The index along ``axis`` and what ``node`` compares it with, if it does that alone."""
+    for index, target in (node.args, node.args[::-1]) if node.op.name == "eq" else ():
+        bare = index.args[0] if index.op.name == "cast" else index
+        along = bare.op.name == "index" and len(bare.shape) >= -axis and bare.shape[axis] != 1
+        if along and not _varies(target, axis) and target.dtype.is_integer:
+            return bare, target
+    return None
 
 
 def _factors(count: Node) -> list[str] | None:

@@ -72,8 +72,14 @@ _state = _State()
 
 
 def note_repeated() -> Any:
-    """Count a call that Python made again; the extension module when it can be used."""
+    """Count a call that Python made again; the extension module when it can be used.
+
+    Not under a mode of torch, as the one that watches the first run of a compiled model: what is
+    found out of torch then is not what holds without.
+    """
     state = _state
+    if _in_mode():
+        return None
     if state.over:
         return state.module
     state.repeated += 1
@@ -90,7 +96,7 @@ def request() -> Any:
     with state.lock:
         build = state.build
         waiting = build is not None and build.is_alive()
-    if state.over or waiting:
+    if state.over or waiting or _in_mode():
         return state.module
     _load()
     if not state.over:
@@ -231,10 +237,17 @@ def _give_up(why: str) -> None:
     _state.reason, _state.over = why, True
 
 
+def _in_mode() -> bool:
+    import torch
+
+    function, dispatch = torch._C._len_torch_function_stack, torch._C._len_torch_dispatch_stack
+    return bool(function() or dispatch())
+
+
 def _load() -> None:
-    """Load the extension module if it is in the cache."""
+    """Load the extension module if it is in the cache, and no mode of torch is on."""
     with _state.lock:
-        if _state.over:
+        if _state.over or _in_mode():
             return
         obstacle, key = _obstacle()
         entry = None if obstacle else default_store().get(key)

@@ -14,9 +14,11 @@ from typing import Any
 from fusec.errors import FusecError
 from fusec.frontend.model_calls import LEFT, VIEW
 from fusec.frontend.model_regions import order
+from fusec.frontend.model_sums import sum_unshaped
 from fusec.frontend.model_trace import Model, ModelRegion
+from fusec.runtime.model_operators import shorten
 from fusec.runtime.model_plan import Choice, Planned, build_soon, plan_region
-from fusec.runtime.model_region import RegionFunction
+from fusec.runtime.model_region import RegionFunction, straight
 from fusec.runtime.model_report import GraphReport, Report, finish
 from fusec.runtime.traced_bound import Known
 
@@ -29,6 +31,7 @@ def compile_graph(
     Nothing that fusec cannot do is an error: PyTorch
     does it, and ``report`` says so.
     """
+    sum_unshaped(module.graph)
     nodes = [n for n in module.graph.nodes if n.op != "output"]
     output = next(n for n in module.graph.nodes if n.op == "output")
     model = Model()
@@ -66,6 +69,8 @@ def _settle(
     except FusecError as error:
         model.leave(region, error.message)
         return False
+    if planned.again and _leave_sums(model, region):
+        return False
     gained = planned.report.saved >= (1 if region.operators > 1 else 0)
     if gained:
         plans[_key(region)] = planned
@@ -73,6 +78,17 @@ def _settle(
     if not model.part(region):
         model.leave(region, "as kernels it would move no fewer bytes")
     return False
+
+
+def _leave_sums(model: Model, region: ModelRegion) -> bool:
+    """Let PyTorch add up what a region gives, if there is anything else in it."""
+    known = [model.operations.by_node[n] for n in region.nodes]
+    ends = [o for o in known if o.name == "sum" and not {*o.node.users} & {*region.nodes}]
+    if not ends or region.operators <= len(ends):
+        return False
+    for operation in ends:
+        operation.leave("what it adds up would be computed again")
+    return True
 
 
 def _function(module: Any, region: ModelRegion, planned: Planned) -> RegionFunction:
@@ -184,10 +200,7 @@ def _results(graph: Any, region: ModelRegion, call: Any) -> dict[Any, Any]:
 
 def _plain(function: RegionFunction) -> Callable[..., Any]:
     """A region as a plain function, which torch.fx can name."""
-
-    def run(*values: Any) -> Any:
-        return function(*values)
-
+    run = straight(function)
     run.__name__ = run.__qualname__ = function.report.name
     return run
 
@@ -208,6 +221,7 @@ def boxed(module: Any, graph: Any) -> Callable[[list[Any]], Any]:
             lines += [f"    {taken}= given"] if names else []
             return "\n".join([*lines, "    given.clear()"])
 
+    shorten(graph)
     graph.set_codegen(Boxed())
     made = torch.fx.GraphModule(module, graph)
     forward: Any = made.forward

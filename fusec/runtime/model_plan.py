@@ -14,10 +14,13 @@ from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from fusec.codegen.layout import Operand
 from fusec.frontend.model_calls import COMPUTE
 from fusec.frontend.model_trace import Model, ModelRegion
 from fusec.ir.dtypes import by_torch_name
 from fusec.ir.node import Dim, Node
+from fusec.passes.columns import CHUNKS
+from fusec.passes.fuse import Region
 from fusec.runtime.arguments import automatic_backend
 from fusec.runtime.launch import Given, output_plan, prepare
 from fusec.runtime.model_region import agree
@@ -63,13 +66,15 @@ class Choice:
 
 @dataclass(frozen=True, slots=True)
 class Planned:
-    """A region's kernels, not yet built: the function for its graph, what it costs, and whether its
-    results have to be laid out beforehand.
+    """A region's kernels, not yet built: the function for its graph, what it costs, whether its
+    results have to be laid out beforehand, and whether a kernel computes again what another one
+    has, only to add it up.
     """
 
     function: Any
     report: RegionReport
     given: bool
+    again: bool
     build: Callable[[], object]
 
 
@@ -95,9 +100,10 @@ def plan_region(model: Model, region: ModelRegion, choice: Choice) -> Planned:
     backend = automatic_backend(device) if automatic else choice.backend
     eager = _eager_bytes(model, region)
     if backend == "torch":
-        fused = _bytes((a.node for _, accesses in special.regions for a in accesses), sizes)
-        report = RegionReport(name, region.operators, len(special.regions), eager, fused)
-        return Planned(function, report, given, _nothing)
+        whole = special.carried[0].regions if special.carried else special.regions
+        fused = _bytes((a.node for _, accesses in whole for a in accesses), {**sizes, CHUNKS: 1})
+        report = RegionReport(name, region.operators, len(whole), eager, fused)
+        return Planned(function, report, given, False, _nothing)
     where = Circumstances(
         None, capability_of(device), automatic=automatic and device.type == "cuda"
     )
@@ -112,7 +118,17 @@ def plan_region(model: Model, region: ModelRegion, choice: Choice) -> Planned:
         prepare(special, arguments, backend, device, even, outs, automatic=automatic)
 
     report = RegionReport(name, region.operators, kernels, eager, fused)
-    return Planned(function, report, given, build)
+    again = any(_computes_again(one.region, one.accesses) for one in laid)
+    return Planned(function, report, given, again, build)
+
+
+def _computes_again(region: Region, accesses: Sequence[Operand]) -> bool:
+    """Whether a kernel reads several tensors for sums over rows alone."""
+    whole = [a for a in accesses if a.node.shape == region.space]
+    read = [a for a in whole if a.kind != "root"]
+    stored = len(whole) > len(read)
+    columns = region.kind == "column reduction" and CHUNKS not in region.space
+    return columns and not stored and len(read) > 1
 
 
 def build_soon(planned: Planned) -> None:

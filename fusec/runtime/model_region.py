@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fusec.errors import FusecError
 from fusec.runtime.model_report import RegionReport, fail
@@ -24,9 +24,38 @@ class _Bound:
     """A region for exact shapes. ``wanted`` are shape, strides and type of each result."""
 
     bound: Bound
+    strides: list[tuple[int, ...]]
     wanted: list[tuple[tuple[int, ...], tuple[int, ...], Any]]
     plain: bool  # the inputs are the kernels' own, in order
     finished: bool  # so are the results
+
+    def moved(self, values: Sequence[Any]) -> tuple[Any, ...]:
+        """What the kernels read, of the region's inputs."""
+        return tuple([_under(values[n], steps) for n, steps in self.bound.views])
+
+    def outs(self, values: Sequence[Any]) -> Any:
+        """Memory for the results, laid out as PyTorch expects them."""
+        import torch
+
+        device = max((v.device for v in values), key=lambda d: d.type != "cpu")
+        return _single(
+            tuple(
+                torch.empty_strided(shape, strides, dtype=dtype, device=device)
+                for shape, strides, dtype in self.wanted
+            )
+        )
+
+
+class _Direct(NamedTuple):
+    """A way around Python: the launcher's table of calls, for a region that is called in one way.
+    ``into``: the results are laid out beforehand; ``alone``: strides of the only one, if the kernel
+    gives it as it is.
+    """
+
+    table: Any
+    made: _Bound
+    into: bool
+    alone: tuple[int, ...] | None
 
 
 class RegionFunction:
@@ -53,6 +82,7 @@ class RegionFunction:
         self._layouts = region.layouts
         fixed = all(isinstance(n, int) for own in region.program.symbols for n in own)
         self._shapes: Callable[[Any], Any] = _nothing if fixed else _shapes
+        self._fixed = fixed and not region.numbers
         self._memo: dict[Any, _Bound] = {}
 
     def __call__(self, *values: Any) -> Any:
@@ -64,6 +94,27 @@ class RegionFunction:
         except FusecError as error:
             fail(self.report, error.message)
             return self.eager(*values)
+
+    def direct(self) -> _Direct | None:
+        """How every call goes, once there was one; None where calls differ, or may."""
+        made = self._memo.get(None) if self._fixed else None
+        table = self.known.function.table
+        if made is None or table is None or self.report.failure is not None:
+            return None
+        alone = made.strides[0] if made.finished and len(made.strides) == 1 else None
+        return _Direct(table, made, self._given and made.finished, alone)
+
+    def finish(self, made: _Bound, computed: Any) -> Any:
+        """What the region gives, of what its kernels have computed."""
+        results = computed if isinstance(computed, tuple) else (computed,)
+        if not made.finished:
+            results = tuple(
+                _under(results[own.output or 0], steps) for own, steps, _ in made.bound.results
+            )
+        for result, strides in zip(results, made.strides, strict=True):
+            if result.stride() != strides and not agree(result, strides):
+                return _single(tuple(map(_laid_out, results, made.wanted)))
+        return _single(results)
 
     def _bound(self, values: Sequence[Any]) -> _Bound:
         key = self._shapes(values)
@@ -78,10 +129,12 @@ class RegionFunction:
         def numbers(of: Sequence[Any]) -> tuple[int, ...]:
             return tuple(int(number(n, lengths)) for n in of)
 
+        wanted = [(numbers(own.shape), numbers(own.strides), own.dtype) for own in self._layouts]
         in_order = [n for n, _ in bound.views] == list(range(len(values)))
         made = self._memo[key] = _Bound(
             bound,
-            [(numbers(own.shape), numbers(own.strides), own.dtype) for own in self._layouts],
+            [strides for _, strides, _ in wanted],
+            wanted,
             in_order and not any(steps for _, steps in bound.views),
             not any(steps for _, steps, _ in bound.results),
         )
@@ -89,30 +142,45 @@ class RegionFunction:
 
     def _run(self, made: _Bound, values: Sequence[Any]) -> Any:
         if not made.plain:
-            values = [_under(values[n], steps) for n, steps in made.bound.views]
+            values = made.moved(values)
         if self._given and made.finished:
             return self._run_into(made, values)
-        computed = self.known.function(*values)
-        results = computed if isinstance(computed, tuple) else (computed,)
-        if not made.finished:
-            results = tuple(
-                _under(results[own.output or 0], steps) for own, steps, _ in made.bound.results
-            )
-        for result, (_, strides, _) in zip(results, made.wanted, strict=True):
-            if result.stride() != strides and not agree(result, strides):
-                return _single(tuple(map(_laid_out, results, made.wanted)))
-        return _single(results)
+        return self.finish(made, self.known.function(*values))
 
     def _run_into(self, made: _Bound, values: Sequence[Any]) -> Any:
-        import torch
+        outs = made.outs(values)
+        self.known.function(*values, out=outs)
+        return outs
 
-        device = max((v.device for v in values), key=lambda d: d.type != "cpu")
-        outs = tuple(
-            torch.empty_strided(shape, strides, dtype=dtype, device=device)
-            for shape, strides, dtype in made.wanted
-        )
-        self.known.function(*values, out=outs if len(outs) > 1 else outs[0])
-        return _single(outs)
+
+def straight(region: RegionFunction) -> Callable[..., Any]:
+    """``region`` as a function that goes to the compiled launcher with as little as there can be in
+    between, once calls like this one are in its table.
+    """
+    import torch
+
+    levels: Any = torch.autograd.forward_ad  # the launcher does not see tangents
+    direct: _Direct | None = None
+
+    def run(*values: Any) -> Any:
+        nonlocal direct
+        if direct is None or levels._current_level >= 0:
+            result = region(*values)
+            direct = region.direct()
+            return result
+        table, made, into, alone = direct
+        given = values if made.plain else made.moved(values)
+        try:
+            results = table(given, made.outs(given)) if into else table(given)
+        except FusecError:
+            return region(*values)
+        if results is NotImplemented:
+            return region(*values)
+        if alone is not None and results.stride() == alone:
+            return results
+        return results if into else region.finish(made, results)
+
+    return run
 
 
 def _nothing(values: Any) -> None:

@@ -79,7 +79,8 @@ class Specialization:
     regions: tuple[tuple[Region, tuple[Operand, ...]], ...]
     dump: Path | None = None  # where FUSEC_DUMP wants the sources of this program
     built: dict[tuple[object, ...], Any] = field(default_factory=dict)
-    carried: Specialization | None = None  # the same with a column reduction taken along by rows
+    # The same with column reductions taken along by rows: as many as can be first.
+    carried: tuple[Specialization, ...] = ()
     variants: list[Variant] = field(default_factory=list)
     binaries: dict[str, Variant] = field(default_factory=dict)  # those with an entry in the cache
     # Kernels that recipes brought before there was a plan: shared by all of the function.
@@ -153,11 +154,10 @@ def of_graph(
             sys.stderr.write(f"{region.name}: {region.kind}, {region.reason}\n")
     special = _of_plan(formula, specs, made, equal, dump_directory(resolved))
     plain = formula.fuse and not formula.tune and not formula.batch_invariant
-    carried = carry_columns(made) if plain else None
-    if carried is not None:
-        special.carried = _of_plan(formula, specs, carried, equal, special.dump)
-        special.carried.variants = special.variants
-        special.carried.binaries = special.binaries
+    carried = carry_columns(made) if plain else ()
+    special.carried = tuple(_of_plan(formula, specs, p, equal, special.dump) for p in carried)
+    for other in special.carried:
+        other.variants, other.binaries = special.variants, special.binaries
     return special
 
 
@@ -328,20 +328,19 @@ def lay_out_all(
     backend: str,
     where: Circumstances = USUAL,
 ) -> tuple[Specialization, list[LaidOut], dict[Dim, int]]:
-    """Every region laid out, for the specialisation whose kernels run: where rows can take a column
-    reduction along, that is ``special.carried``, and the lengths say in how many blocks.
+    """Every region laid out, for the specialisation whose kernels run: where rows can take column
+    reductions along, that is one of ``special.carried``, and the lengths say in how many blocks.
     """
-    carried = special.carried
-    if carried is not None:
+    for carried in special.carried:
         carried.recalled = special.recalled
         place = next(k for k, (r, _) in enumerate(carried.regions) if r.columns)
         row = lay_out(carried, place, arguments, sizes, output_strides, backend, where)
         columns = len(row.region.columns)
         if schedule.takes_columns(row.config, row.arrangement, columns, row.backend):
-            chunks = schedule.row_chunks(row.arrangement.rows, backend)
-            lengths = {**sizes, CHUNKS: chunks}
+            config = schedule.carrying(row.config, row.accesses, row.arrangement, row.backend)
+            lengths = {**sizes, CHUNKS: config.chunks}
             found = [
-                replace(row, config=replace(row.config, chunks=chunks))
+                replace(row, config=config)
                 if k == place
                 else lay_out(carried, k, arguments, lengths, output_strides, backend, where)
                 for k in range(len(carried.regions))

@@ -152,7 +152,7 @@ def grid(dtype: DType) -> list[float]:
 REDUCING = ("sum-scaled", "sum-of-neg", "sum-of-one")
 # Its constant is the float32 nearest to sqrt(1/2), so it is no identity of real numbers: the bound
 # on the error above is what holds it.
-ROUNDED = ("erf-gate-narrow",)
+ROUNDED = ("erf-gate-narrow", "erf-gate-last-narrow", "erf-half-narrow")
 # Differs from the truth by less than 1e-17 above a limit, which is no identity for sympy either.
 LIMITED = ("tanh-softplus",)
 

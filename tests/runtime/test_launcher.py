@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy
 import pytest
@@ -17,6 +18,8 @@ import torch
 from hypothesis import given
 from hypothesis import settings as hypothesis_settings
 from hypothesis import strategies as st
+from torch.overrides import BaseTorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
 
 import fusec
 from fusec import settings
@@ -469,6 +472,27 @@ def test_many_calls_build_it_meanwhile(new_process: Path) -> None:
     launcher._state = launcher._State()  # the next process finds it there
     assert repeat(CALLS)._fast is not None
     assert launcher._state.build is None
+
+
+class Silent(TorchDispatchMode):
+    """A mode that lets everything pass."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return func(*args, **(kwargs or {}))
+
+
+def test_it_is_not_loaded_under_a_mode_of_torch(new_process: Path) -> None:
+    """The trial of the short ways would meet the mode, and find none for the process."""
+    assert launcher.wait(120.0)
+    for mode in (BaseTorchFunctionMode, Silent):
+        launcher._state = launcher._State()
+        with mode():
+            repeat(CALLS)
+            assert not launcher.wait(1.0)
+            assert launcher._state.build is None
+        assert launcher._state.module is None
+        assert repeat(CALLS)._fast is not None
+        assert launcher._state.ways is not None
 
 
 def test_binding_builds_it_meanwhile(new_process: Path) -> None:

@@ -1,0 +1,48 @@
+"""PyTorch's own operators in a model's graph, by the shortest way to call them.
+
+An operator of ``torch.ops`` is found, checked and boxed in Python at each call, which takes as long
+as the operator itself where tensors are small. Where PyTorch has a function or a method that does
+nothing but call it, that is taken. May import the standard library only.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+# Functions of torch and methods of tensors, by the operator that each of them calls with the same
+# arguments in the same places. None makes a tensor of numbers: modes would change where.
+_FUNCTIONS = {
+    "mm.default": "mm",
+    "bmm.default": "bmm",
+    "addmm.default": "addmm",
+    "baddbmm.default": "baddbmm",
+    "add.Tensor": "add",
+    "mul.Tensor": "mul",
+}
+_METHODS = {
+    "t.default": "t",
+    "view.default": "view",
+    "permute.default": "permute",
+    "transpose.int": "transpose",
+    "unsqueeze.default": "unsqueeze",
+    "squeeze.dim": "squeeze",
+    "expand.default": "expand",
+    "select.int": "select",
+    "detach.default": "detach",
+    "clone.default": "clone",
+}
+
+
+def shorten(graph: Any) -> None:
+    """Let the nodes of a ``torch.fx`` graph over aten call operators the short way."""
+    import torch
+
+    for node in graph.nodes:
+        target = node.target
+        if node.op != "call_function" or getattr(target, "namespace", None) != "aten":
+            continue
+        name = f"{target._opname}.{target._overloadname}"
+        if name in _FUNCTIONS:
+            node.target = getattr(torch, _FUNCTIONS[name])
+        elif name in _METHODS and node.args and "implicit" not in node.kwargs:
+            node.op, node.target = "call_method", _METHODS[name]
