@@ -61,6 +61,19 @@ def _log1p(x):
     return tl.where(tl.abs(x) < 0.015625, near, libdevice.fast_logf(1.0 + x))
 """
 
+_LOG1PEXP = """
+@triton.jit
+def _log1pexp(x):
+    # Above 40 the logarithm is x itself, to the last digit of float64.
+    return tl.where(x > 40.0, x, libdevice.log1p(libdevice.exp(x)))
+"""
+
+_QUICK_LOG1PEXP = """
+@triton.jit
+def _quick_log1pexp(x):
+    return tl.where(x > 20.0, x, _log1p(_exp(x)))
+"""
+
 _NDTR = """
 @triton.jit
 def _ndtr(x):
@@ -184,6 +197,8 @@ HELPERS: dict[str, str] = {
     "_tanh": _TANH,
     "_log": _LOG,
     "_log1p": _LOG1P,
+    "_log1pexp": _LOG1PEXP,
+    "_quick_log1pexp": _QUICK_LOG1PEXP,
     "_ndtr": _NDTR,
     "_divide": _DIVIDE,
     "_mean": _MEAN,

@@ -35,27 +35,41 @@ FUSEC_INLINE ExpParts split_exp(float x) {
 
 // (e^r - 1 - r) / r^2 on |r| <= ln 2 / 2.
 FUSEC_INLINE float exp_tail(float r) {
-  float p = 0x1.a12528p-13f;
-  p = fma(p, r, 0x1.6d4362p-10f);
-  p = fma(p, r, 0x1.1110e0p-7f);
-  p = fma(p, r, 0x1.5554e8p-5f);
-  p = fma(p, r, 0x1.555556p-3f);
-  return fma(p, r, 0.5f);
+  float p = 0x1.6a23d0p-10f;
+  p = fma(p, r, 0x1.123a20p-7f);
+  p = fma(p, r, 0x1.5558f2p-5f);
+  p = fma(p, r, 0x1.555492p-3f);
+  return fma(p, r, 0x1.fffffcp-2f);
 }
 
 FUSEC_INLINE float exp_reduced(float r) { return fma(fma(exp_tail(r), r, 1.0f), r, 1.0f); }
 
-// e^x where the result is a normal number: |x| < 87.
-FUSEC_INLINE float exp_normal(float x) {
-  const ExpParts parts = split_exp(x);
-  return exp_reduced(parts.r) * power_of_two(parts.k);
+// The same number with the bias of an exponent, and with that of two: of the bits of z, a number
+// that one of them has rounded to k, a shift makes a power of two.
+constexpr float biased_magic = round_magic + 127.0f;
+constexpr float twice_biased_magic = round_magic + 254.0f;
+
+// 2^k for -127 <= k <= 128, of z = biased_magic + k; 0 and infinity at the ends.
+FUSEC_INLINE float power_of(float z) { return float_from(bits_of(z) << 23); }
+
+// p * 2^k of z = twice_biased_magic + k, in two steps of half of k each, so that overflow and
+// subnormal results round once, at the end.
+FUSEC_INLINE float scale(float p, float z) {
+  const uint32_t half = bits_of(z) >> 1;
+  return p * float_from(half << 23) * float_from((bits_of(z) - half) << 23);
 }
 
-// p * 2^k in two steps, so that overflow and subnormal results round once, at the end.
-FUSEC_INLINE float scale(float p, uint32_t k) {
-  const uint32_t half = (k << 22) & 0xff800000u;  // half of k, rounded down, where exponents are
-  const uint32_t rest = (k << 23) - half;
-  return p * float_from(half + bits_of(1.0f)) * float_from(rest + bits_of(1.0f));
+// z, but no more than `high`. As integers, which are ordered alike: one instruction, and what
+// becomes of NaN is for the caller.
+FUSEC_INLINE float rounded_at_most(float z, float high) {
+  return float_from(bits_of(z) < bits_of(high) ? bits_of(z) : bits_of(high));
+}
+
+// e^x where the result is a normal number: |x| < 87.
+FUSEC_INLINE float exp_normal(float x) {
+  const float z = fma(x, log2_e, biased_magic);
+  const float n = z - biased_magic;
+  return exp_reduced(fma(n, -ln2_low, fma(n, -ln2_high, x))) * power_of(z);
 }
 
 // NaN falls through both.
@@ -105,16 +119,20 @@ FUSEC_INLINE float log_join(float e, float f) {
 }  // namespace detail
 
 FUSEC_INLINE float exp(float x) {
-  // Below -105 the scaling rounds to 0 by itself.
-  const float bounded = detail::at_least(detail::at_most(x, 89.0f), -105.0f);
-  const detail::ExpParts parts = detail::split_exp(bounded);
-  return detail::scale(detail::exp_reduced(parts.r), parts.k);
+  // Below -105 the scaling rounds to 0 by itself. Above 89 the reduced argument grows with x, and so
+  // does the polynomial: the result is infinite.
+  const float bounded = detail::at_least(x, -105.0f);
+  const float nearest = fma(bounded, detail::log2_e, detail::twice_biased_magic);
+  const float z = detail::rounded_at_most(nearest, detail::twice_biased_magic + 129.0f);
+  const float n = z - detail::twice_biased_magic;
+  const float r = fma(n, -detail::ln2_low, fma(n, -detail::ln2_high, bounded));
+  return detail::scale(detail::exp_reduced(r), z);
 }
 
 FUSEC_INLINE float exp2(float x) {
   const float bounded = detail::at_least(detail::at_most(x, 129.0f), -151.0f);
-  const float z = bounded + detail::round_magic;
-  const float r = bounded - (z - detail::round_magic);
+  const float z = bounded + detail::twice_biased_magic;
+  const float r = bounded - (z - detail::twice_biased_magic);
   // (2^r - 1) / r on |r| <= 1/2
   float p = 0x1.44138ap-13f;
   p = fma(p, r, 0x1.5f0890p-10f);
@@ -122,8 +140,7 @@ FUSEC_INLINE float exp2(float x) {
   p = fma(p, r, 0x1.c6af6cp-5f);
   p = fma(p, r, 0x1.ebfbe0p-3f);
   p = fma(p, r, 0x1.62e430p-1f);
-  const uint32_t k = bits_of(z) - bits_of(detail::round_magic);
-  return detail::scale(fma(p, r, 1.0f), k);
+  return detail::scale(fma(p, r, 1.0f), z);
 }
 
 FUSEC_INLINE float expm1(float x) {
@@ -188,6 +205,20 @@ FUSEC_INLINE float log1p(float x) {
   const float finite = x < infinity ? result : x;
   const float pole = x == -1.0f ? -infinity : finite;
   return x < -1.0f ? not_a_number : pole;
+}
+
+FUSEC_INLINE float log1pexp(float x) {
+  // What is above 0 of x, and log(1 + e) with e = exp(-|x|) <= 1.
+  const float bounded = detail::at_least(-abs(x), -105.0f);
+  const float z = fma(bounded, detail::log2_e, detail::biased_magic + 24.0f);
+  const float n = z - (detail::biased_magic + 24.0f);
+  const float r = fma(n, -detail::ln2_low, fma(n, -detail::ln2_high, bounded));
+  // 2^24 too large on the way, so that a subnormal result rounds once, at the end.
+  const float e = detail::exp_reduced(r) * detail::power_of(z) * 0x1p-24f;
+  // 1 + e is 1 + f, or 2 (1 + f), with |f| <= 1/3.
+  const bool upper = e > 0x1.555556p-2f;
+  const float f = upper ? fma(e, 0.5f, -0.5f) : e;
+  return (x < 0.0f ? 0.0f : x) + detail::log_join(upper ? 1.0f : 0.0f, f);
 }
 
 FUSEC_INLINE float tanh(float x) {
@@ -337,6 +368,9 @@ FUSEC_INLINE double rsqrt(double x) { return 1.0 / __builtin_sqrt(x); }
 FUSEC_INLINE double sigmoid(double x) {
   const double e = __builtin_exp(-__builtin_fabs(x));
   return (x < 0.0 ? e : 1.0) / (1.0 + e);
+}
+FUSEC_INLINE double log1pexp(double x) {
+  return (x < 0.0 ? 0.0 : x) + __builtin_log1p(__builtin_exp(-__builtin_fabs(x)));
 }
 // The standard normal distribution function; through double, since x is scaled before erfc.
 FUSEC_INLINE double ndtr(double x) { return 0.5 * __builtin_erfc(x * -0.70710678118654752); }
