@@ -107,6 +107,14 @@ def _mean(x, count, axis: tl.constexpr, keep_dims: tl.constexpr = False):
     return _divide(total, count.to(x.dtype) * scale)
 """
 
+_MEAN_SCALE = """
+@triton.jit
+def _mean_scale(count):
+    # A power of two, which changes no digit, that keeps sums of so many values in range.
+    bits = count.to(tl.float32).to(tl.int32, bitcast=True)
+    return (0x7E800000 - (bits & 0x7F800000)).to(tl.float32, bitcast=True)
+"""
+
 _FLOOR_DIVIDE = """
 @triton.jit
 def _floor_divide(a, b):
@@ -202,6 +210,7 @@ HELPERS: dict[str, str] = {
     "_ndtr": _NDTR,
     "_divide": _DIVIDE,
     "_mean": _MEAN,
+    "_mean_scale": _MEAN_SCALE,
     "_floor_divide": _FLOOR_DIVIDE,
     "_remainder": _REMAINDER,
     "_floor_divide_int": _FLOOR_DIVIDE_INT,

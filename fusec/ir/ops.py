@@ -484,7 +484,7 @@ _ROWS: tuple[Op, ...] = (
                derivative=lambda o, g, y, x: (g,)),
     _reduction("mean", "sum over the number of elements; finite where the plain sum overflows",
     Rule.SAME, "add",
-               torch="mean", triton="_mean({0}, cols, axis={axis})", cuda="Sum",
+               torch="mean", triton="_mean({0}, {count}, axis={axis})", cuda="Sum",
                identity=lambda d: 0,
                empty=float("nan"),
                cpp="fusec::finish_mean({{0}}, cols)",

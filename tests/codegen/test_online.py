@@ -91,7 +91,8 @@ def pairs_of(formula: str) -> list[tuple[str, str]]:
     [
         ("softmax(x)", [("max", "sum")]),
         ("logsumexp(x)", [("max", "sum")]),
-        ("var(x)", [("mean", "sum")]),
+        ("var(x)", [("mean", "mean")]),
+        ("sum((x - mean(x))^2)", [("mean", "sum")]),
         ("layer_norm(x)", [("mean", "mean")]),
         ("sum(exp(x - y - max(x)))", []),  # not the value that the maximum is of
         ("sum(exp(x - max(x, axis=0)))", []),  # not the same axis
