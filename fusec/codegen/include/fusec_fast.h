@@ -82,7 +82,7 @@ FUSEC_INLINE float tanh(float x) {
   const float z = fma(bounded, 2.0f * log2_e, biased_magic);
   const float r = fma(bounded, 2.0f * log2_e, biased_magic - z);
   const float e = detail::exp2_reduced(r) * fusec::detail::power_of(z);
-  return copysign(a < 0.35f ? small : 1.0f - 2.0f / (e + 1.0f), x);
+  return with_sign(a < 0.35f ? small : 1.0f - 2.0f / (e + 1.0f), x);
 }
 
 // The standard normal distribution function. One exponential of a polynomial gives the lower tail
@@ -90,19 +90,18 @@ FUSEC_INLINE float tanh(float x) {
 FUSEC_INLINE float ndtr(float x) {
   using fusec::detail::biased_magic;
   const float a = fusec::detail::at_most(abs(x), 13.0f);
-  // log2(ndtr(-a)) on a <= 13, to 2^-16 up to 5.3 and to 2^-7 beyond
-  float q = 0x1.f599c2p-25f;
-  q = fma(q, a, -0x1.a377c2p-19f);
-  q = fma(q, a, 0x1.300a1cp-14f);
-  q = fma(q, a, -0x1.fe233ep-11f);
-  q = fma(q, a, 0x1.18f810p-7f);
-  q = fma(q, a, -0x1.b9e380p-5f);
-  q = fma(q, a, -0x1.d5a0a6p-2f);
-  q = fma(q, a, -0x1.26b08ap0f);
-  q = fma(q, a, -0x1.0000d4p0f);
+  // (log2(ndtr(-a)) + 1) / a on a <= 13, to 2^-16 up to 5.3 and to 2^-7 beyond
+  float q = 0x1.e5125ap-25f;
+  q = fma(q, a, -0x1.9ba948p-19f);
+  q = fma(q, a, 0x1.2d8a72p-14f);
+  q = fma(q, a, -0x1.fcfe68p-11f);
+  q = fma(q, a, 0x1.1903fep-7f);
+  q = fma(q, a, -0x1.ba1fb6p-5f);
+  q = fma(q, a, -0x1.d58f4ep-2f);
+  q = fma(q, a, -0x1.26b412p0f);
   // At a = 13 this rounds to -127, whose power of two is 0 here.
-  const float z = q + biased_magic;
-  const float r = q - (z - biased_magic);
+  const float z = fma(q, a, biased_magic - 1.0f);
+  const float r = fma(q, a, biased_magic - 1.0f - z);
   const float tail = detail::exp2_reduced(r) * fusec::detail::power_of(z);
   return x < 0.0f ? tail : 1.0f - tail;
 }

@@ -1,5 +1,5 @@
-// Exponentials, logarithms and what is made of them, for float: branch-free, at most 2 ulp over all
-// inputs (most of them 1), subnormal results included. NaN, infinities and -0 behave as in C.
+// Exponentials, logarithms and what is made of them, for float: branch-free, at most 2.1 ulp over
+// all inputs (most of them 1), subnormal results included. NaN, infinities and -0 behave as in C.
 // The double overloads are the C library's own functions.
 //
 // Coefficients are Chebyshev interpolants of the function named beside them, rounded to float.
@@ -233,7 +233,7 @@ FUSEC_INLINE float tanh(float x) {
   const float small = fma(p * u, a, a);
   const float bounded = detail::at_most(a, 10.0f);
   const float large = 1.0f - 2.0f / (detail::exp_normal(2.0f * bounded) + 1.0f);
-  return copysign(a < 0.6f ? small : large, x);
+  return with_sign(a < 0.6f ? small : large, x);
 }
 
 FUSEC_INLINE float sigmoid(float x) {
@@ -252,28 +252,34 @@ FUSEC_INLINE float sigmoid(float x) {
 FUSEC_INLINE float erf(float x) {
   const float a = abs(x);
   const float u = a * a;
-  // erf(a) / a - 1 on a <= 0.9375, in a^2
-  float p = 0x1.5b8862p-14f;
-  p = fma(p, u, -0x1.a9e08ap-11f);
-  p = fma(p, u, 0x1.54be16p-8f);
-  p = fma(p, u, -0x1.b80da6p-6f);
-  p = fma(p, u, 0x1.ce2e00p-4f);
-  p = fma(p, u, -0x1.812742p-2f);
-  p = fma(p, u, 0x1.06eba8p-3f);
+  // erf(a) / a - 1 on a <= 0.88, in a^2
+  float p = -0x1.451296p-11f;
+  p = fma(p, u, 0x1.49c7b0p-8f);
+  p = fma(p, u, -0x1.b6f468p-6f);
+  p = fma(p, u, 0x1.ce2144p-4f);
+  p = fma(p, u, -0x1.81270cp-2f);
+  p = fma(p, u, 0x1.06eba6p-3f);
   const float small = fma(p, a, a);
-  // -log(erfc(t)) on 0.9 <= t <= 4
+  // log2(erfc(t)) / t on 0.86 <= t <= 4; the product with t is not rounded
   const float t = detail::at_most(a, 4.0f);
-  float q = -0x1.b90e7ap-20f;
-  q = fma(q, t, 0x1.834022p-15f);
-  q = fma(q, t, -0x1.394e9ap-11f);
-  q = fma(q, t, 0x1.381f9ap-8f);
-  q = fma(q, t, -0x1.b0fd8cp-6f);
-  q = fma(q, t, 0x1.c2eac2p-4f);
-  q = fma(q, t, 0x1.437e6cp-1f);
-  q = fma(q, t, 0x1.2156d2p0f);
-  q = fma(q, t, -0x1.4e0356p-12f);
-  const float large = 1.0f - detail::exp_normal(-q);
-  return copysign(a < 0.92f ? small : large, x);
+  float q = 0x1.4570dap-12f;
+  q = fma(q, t, -0x1.30dda0p-8f);
+  q = fma(q, t, 0x1.0ee35ap-5f);
+  q = fma(q, t, -0x1.37271ep-3f);
+  q = fma(q, t, -0x1.d58d70p-1f);
+  q = fma(q, t, -0x1.a0cc54p0f);
+  const float z = fma(q, t, detail::biased_magic);
+  const float r = fma(q, t, detail::biased_magic - z);
+  // 2^r on |r| <= 1/2
+  float e = 0x1.41d296p-13f;
+  e = fma(e, r, 0x1.5f464ep-10f);
+  e = fma(e, r, 0x1.3b2dbep-7f);
+  e = fma(e, r, 0x1.c6aed2p-5f);
+  e = fma(e, r, 0x1.ebfbdap-3f);
+  e = fma(e, r, 0x1.62e430p-1f);
+  e = fma(e, r, 1.0f);
+  const float large = fma(e, -detail::power_of(z), 1.0f);
+  return with_sign(a < 0.87f ? small : large, x);
 }
 
 FUSEC_INLINE float sqrt(float x) { return __builtin_sqrtf(x); }
