@@ -299,6 +299,39 @@ SPECIAL_ROWS = torch.tensor(
 
 
 @on_every_backend
+@pytest.mark.parametrize(
+    ("shape", "axis"), [((4, 100_000), -1), ((513, 33_000), -1), ((20_000, 40), 0), ((600, 7), 0)]
+)
+def test_a_mean_is_finite_where_the_sum_is_not(
+    backend: Backend, shape: tuple[int, int], axis: int
+) -> None:
+    """Also of rows that several programs share, and along columns."""
+    x = torch.full(shape, 3e38)
+    x[1:3] = -1e38
+    (mean,) = backend.run(f"mean(x, axis={axis})", x)
+    assert_close(mean, x.double().mean(axis), 64, what="mean", inputs=[x])
+
+
+@on_every_backend
+@pytest.mark.parametrize("columns", [3, 90, 5000, 50_000])
+def test_a_variance_is_finite_where_the_sum_of_squares_is_not(
+    backend: Backend, columns: int
+) -> None:
+    """In short, resident and looped rows; with a correction, none, and one beyond the length."""
+    x = torch.randn(4, columns, generator=torch.Generator().manual_seed(3)) * 2e18
+    x[1] *= 1e-36
+    text = f"var(x), var(x, correction=0), std(x), var(x, correction={columns + 1})"
+    unbiased, biased, deviation, beyond = backend.run(text, x)
+    for actual, expected in (
+        (unbiased, x.double().var(-1)),
+        (biased, x.double().var(-1, correction=0)),
+        (deviation, x.double().std(-1)),
+    ):
+        assert_close(actual, expected, 32, what=text, inputs=[x])
+    assert torch.isposinf(beyond).all()
+
+
+@on_every_backend
 @pytest.mark.parametrize("copies", [1, 30, 6000])
 def test_special_values_in_rows(backend: Backend, copies: int) -> None:
     """NaN, infinities, overflow and zeros, in short, resident and looped rows, go where PyTorch

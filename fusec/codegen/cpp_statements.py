@@ -143,11 +143,7 @@ class Statements:
         elif isinstance(statement, Load):
             self.load(statement)
         elif isinstance(statement, Store):
-            value = self.stored(statement.value, statement.storage)
-            element = f"{statement.access.buffer}[{self.address(statement.access)}]"
-            if statement.block:
-                element = f"{statement.block}.data[lane]"
-            self.writer.assign(element, f"{value};")
+            self.store(statement)
         elif isinstance(statement, (Accumulate, AddColumns)):
             self.accumulate(statement)
         elif isinstance(statement, Keep):
@@ -179,6 +175,14 @@ class Statements:
             inside = " && ".join(self.dialect.text(guard) for guard in load.guards)
             text = f"{inside} ? {text} : {other}"
         self.define(load.name, load.dtype, text)
+
+    def store(self, store: Store) -> None:
+        """An assignment; a result that goes past the caches is rounded on its way from there."""
+        if store.block:
+            self.writer.assign(f"{store.block}.data[lane]", f"{self.dialect.text(store.value)};")
+            return
+        element = f"{store.access.buffer}[{self.address(store.access)}]"
+        self.writer.assign(element, f"{self.stored(store.value, store.storage)};")
 
     def stored(self, value: Expr, storage: DType) -> str:
         text = self.dialect.text(value)

@@ -101,6 +101,24 @@ __device__ float quick_log1p(float x) {
 }
 """
 
+_LOG1PEXP = """
+__device__ float log1pexpf(float x) {
+  return x > 20.0f ? x : log1pf(expf(x));
+}
+"""
+
+_LOG1PEXP_DOUBLE = """
+__device__ double log1pexp(double x) {
+  return x > 40.0 ? x : log1p(exp(x));
+}
+"""
+
+_QUICK_LOG1PEXP = """
+__device__ float quick_log1pexp(float x) {
+  return x > 20.0f ? x : quick_log1p(__expf(x));
+}
+"""
+
 _QUICK_NDTR = """
 __device__ float quick_ndtr(float x) {
   // A logistic curve with a polynomial for its slope: good to 7e-5 of the value where |x| < 4, and
@@ -225,6 +243,9 @@ FUNCTIONS: dict[str, str] = {
     "quick_tanh": _QUICK_TANH,
     "quick_log": _QUICK_LOG,
     "quick_log1p": _QUICK_LOG1P,
+    "log1pexpf": _LOG1PEXP,
+    "log1pexp": _LOG1PEXP_DOUBLE,
+    "quick_log1pexp": _QUICK_LOG1PEXP,
     "quick_ndtr": _QUICK_NDTR,
     "exact_remainder": _EXACT_REMAINDER,
     "floor_remainder": _FLOOR_REMAINDER,

@@ -140,7 +140,9 @@ class Sweeps:
             name, kind, level = values.name(node), accumulated(node), values.levels[node]
             values.at_hand[node] = as_result(node, Ref(name, kind, level))
             access = values.part(node, written=False)
-            out.append(Combine(name, node.op, access, kind, values.mask(level)))
+            # A part of a mean is divided by the length of the row already, so that it is finite.
+            op = OPS["sum"] if node.op.name == "mean" else node.op
+            out.append(Combine(name, op, access, kind, values.mask(level)))
         return out
 
     def _online(self, pair: Pair, raw: bool) -> Online:
@@ -361,10 +363,8 @@ class Sweeps:
         if config.resident and values.job.target.tiles:
             out.append(Reduce(name, node.op, argument, kind))
             return None
-        # A part of a mean is a sum: it is divided once, when the parts are combined.
-        op = OPS["sum"] if values.job.part and node.op.name == "mean" else node.op
         lanes = f"{name}_part" if values.job.target is CUDA else f"{name}_lanes"
-        accumulator = Accumulator(name, lanes, op, kind, running, least, carry)
+        accumulator = Accumulator(name, lanes, node.op, kind, running, least, carry)
         out.append(Accumulate(accumulator, argument))
         return accumulator
 

@@ -37,7 +37,7 @@ from fusec.codegen.kernel import (
 from fusec.codegen.triton_helpers import HELPERS, TYPED, needed
 from fusec.codegen.wrap import wrap
 from fusec.codegen.writer import Writer
-from fusec.ir.dtypes import BOOL, F8E5M2, F32, I32
+from fusec.ir.dtypes import BOOL, F8E5M2, F32, F64, I32
 from fusec.ir.ops import OPS, Call, Infix, Lowering, Op, Template
 
 
@@ -321,11 +321,12 @@ class _Printer:
             arguments.append(f"mask={' & '.join(self._mask(store.mask))}")
         _line(writer, f"tl.store({', '.join(arguments)})")
 
-    def _combine(self, op: Op, value: str) -> str:
-        """The lanes of a tile combined into one value for each row."""
+    def _combine(self, op: Op, value: str, count: str = "cols") -> str:
+        """The lanes of a tile combined into one value for each row; a mean is that of ``count``."""
         form = op.triton.usual
         assert isinstance(form, Template)
-        return form.text.format(value, axis="0" if self._flat_rows else "1, keep_dims=True")
+        axis = "0" if self._flat_rows else "1, keep_dims=True"
+        return form.text.format(value, axis=axis, count=count)
 
     def _reduction(self, statement: Reduce | SumBoth) -> str:
         if isinstance(statement, Reduce):
@@ -350,7 +351,11 @@ class _Printer:
         )
         form = joined.op.triton.pick(joined.operand, joined.fast)
         if isinstance(form, Infix):
-            value = self._dialect.text(statement.value)
+            term = statement.value
+            if accumulator.op.name == "mean":
+                factor = Ref(_scale(accumulator), kind, Level.UNIFORM)
+                term = Apply(OPS["mul"], (term, factor), kind, kind, Level.TILE)
+            value = self._dialect.text(term)
             _line(writer, f"{accumulator.lanes} {form.symbol}= {value}")
         else:
             _line(writer, f"{accumulator.lanes} = {self._dialect.text(joined)}")
@@ -358,6 +363,10 @@ class _Printer:
     def _sweep(self, sweep: Sweep, writer: Writer) -> None:
         shape = f"[{self._block()}]" if self._flat_rows else "[BLOCK_ROWS, BLOCK_COLS]"
         for accumulator in sweep.accumulators:
+            if accumulator.op.name == "mean":
+                steps = f"tl.cdiv(cols, {self._block()})"
+                wide = ".to(tl.float64)" if accumulator.accumulate is F64 else ""
+                writer.line(f"{_scale(accumulator)} = _mean_scale({steps}){wide}")
             _line(writer, f"{accumulator.lanes} = {self._start(accumulator, shape)}")
         first, last = ("first", "last") if self.kernel.divided else ("0", "cols")
         loop = f"for start in range({first}, {last}, {self._block()}):"
@@ -371,14 +380,18 @@ class _Printer:
             self._variables(Level.COL, writer)
             self._statements(sweep.body, writer)
         for accumulator in sweep.accumulators:
-            _line(
-                writer, f"{accumulator.name} = {self._combine(accumulator.op, accumulator.lanes)}"
-            )
+            count = f"cols * {_scale(accumulator)}" if accumulator.op.name == "mean" else "cols"
+            value = self._combine(accumulator.op, accumulator.lanes, count)
+            _line(writer, f"{accumulator.name} = {value}")
 
     def _start(self, accumulator: Accumulator, shape: str) -> str:
-        return (
-            f"tl.full({shape}, {_number(accumulator.identity)}, tl.{accumulator.accumulate.triton})"
-        )
+        kind = accumulator.accumulate
+        return f"tl.full({shape}, {_number(accumulator.identity)}, tl.{kind.triton})"
+
+
+def _scale(accumulator: Accumulator) -> str:
+    """The factor of the terms of a mean, which keeps its lanes in range wherever the mean is."""
+    return f"{accumulator.name}_scale"
 
 
 def _reads_parts(statement: Stmt) -> bool:

@@ -67,6 +67,19 @@ def _log1p(x):
     return tl.where(tl.abs(x) < 0.015625, near, libdevice.fast_logf(1.0 + x))
 """
 
+_LOG1PEXP = """
+@triton.jit
+def _log1pexp(x):
+    # Above 40 the logarithm is x itself, to the last digit of float64.
+    return tl.where(x > 40.0, x, libdevice.log1p(libdevice.exp(x)))
+"""
+
+_QUICK_LOG1PEXP = """
+@triton.jit
+def _quick_log1pexp(x):
+    return tl.where(x > 20.0, x, _log1p(_exp(x)))
+"""
+
 _NDTR = """
 @triton.jit
 def _ndtr(x):
@@ -98,6 +111,14 @@ def _mean(x, count, axis: tl.constexpr, keep_dims: tl.constexpr = False):
     scale: tl.constexpr = 1.0 / x.shape[axis]
     total = tl.sum(x * scale, axis=axis, keep_dims=keep_dims)
     return _divide(total, count.to(x.dtype) * scale)
+"""
+
+_MEAN_SCALE = """
+@triton.jit
+def _mean_scale(count):
+    # A power of two, which changes no digit, that keeps sums of so many values in range.
+    bits = count.to(tl.float32).to(tl.int32, bitcast=True)
+    return (0x7E800000 - (bits & 0x7F800000)).to(tl.float32, bitcast=True)
 """
 
 _FLOOR_DIVIDE = """
@@ -191,9 +212,12 @@ HELPERS: dict[str, str] = {
     "_tanh": _TANH,
     "_log": _LOG,
     "_log1p": _LOG1P,
+    "_log1pexp": _LOG1PEXP,
+    "_quick_log1pexp": _QUICK_LOG1PEXP,
     "_ndtr": _NDTR,
     "_divide": _DIVIDE,
     "_mean": _MEAN,
+    "_mean_scale": _MEAN_SCALE,
     "_floor_divide": _FLOOR_DIVIDE,
     "_remainder": _REMAINDER,
     "_floor_divide_int": _FLOOR_DIVIDE_INT,

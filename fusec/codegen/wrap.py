@@ -72,13 +72,15 @@ def _broken_sum(prefix: str, text: str, pieces: list[str], suffix: str, indent: 
 
 
 def _narrowed(pieces: list[str], room: int) -> list[str]:
-    """Operands that are too long for a line are cut at their own operators."""
+    """Operands too long for a line are cut at their own operators, or in their brackets."""
     lines = []
     for piece in pieces:
         sign, space, rest = piece.partition(" ") if _leads(piece) else ("", "", piece)
         inner = _operands(rest)
-        if len(piece) <= room or len(inner) == 1:
+        if len(piece) <= room:
             lines.append(piece)
+        elif len(inner) == 1:
+            lines += _layout(sign + space, rest, "", WIDTH - room)
         else:
             lines += _narrowed([sign + space + inner[0], *inner[1:]], room)
     return lines

@@ -166,7 +166,9 @@ _ROWS: tuple[Derived, ...] = (
             reduction=True, floats_only=True),
     Derived("var", _SPREAD, "variance, in two passes; unbiased unless correction=0", """
         d = x - mean(x, axis=axis)
-        sum(d * d, axis=axis) / maximum(size(x, axis) - correction, 0)""", "var",
+        m = mean(d * d, axis=axis)
+        rest = maximum(size(x, axis) - correction, 0)
+        where(correction == 0, m, m + m * correction / rest)""", "var",
             reduction=True, floats_only=True),
     Derived("std", _SPREAD, "square root of var",
             """

@@ -32,6 +32,7 @@ conj, disj, xor, invert = (partial(apply, f"bit_{n}") for n in ("and", "or", "xo
 lt, le, gt, ge, eq, ne = (partial(apply, n) for n in ("lt", "le", "gt", "ge", "eq", "ne"))
 exp, log, exp2, log2 = (partial(apply, n) for n in ("exp", "log", "exp2", "log2"))
 expm1, log1p, tanh = (partial(apply, n) for n in ("expm1", "log1p", "tanh"))
+log1pexp = partial(apply, "log1pexp")
 sqrt, rsqrt = partial(apply, "sqrt"), partial(apply, "rsqrt")
 erf, ndtr = partial(apply, "erf"), partial(apply, "ndtr")
 remainder, floor_divide = partial(apply, "remainder"), partial(apply, "floor_divide")
@@ -48,6 +49,11 @@ def narrow(m: Match) -> bool:
     store rounds away.
     """
     return m.root.dtype.is_float and m.root.dtype.bits == 16
+
+
+def up_to_single(m: Match) -> bool:
+    """The value is of a float type of at most 32 bits."""
+    return m.root.dtype.is_float and m.root.dtype.bits <= 32
 
 
 def same_floats(m: Match) -> bool:
@@ -284,6 +290,10 @@ ACCURATE: tuple[Rule, ...] = (
          "accurate", narrow, "as PyTorch takes a gelu apart"),
     Rule("tanh-softplus", tanh(_SOFTPLUS), (_U * (_U + 2)) / (_U * (_U + 2) + 2),
          "accurate", floats, "3 ulp, as far as tanh of a rounded logarithm is"),
+    Rule("tanh-log1pexp", tanh(log1pexp(x)), (_U * (_U + 2)) / (_U * (_U + 2) + 2),
+         "accurate", floats, "the same"),
+    Rule("log1pexp", _SOFTPLUS, log1pexp(x),
+         "accurate", up_to_single, "x is the rounded logarithm from 17 on"),
     Rule("pow-four-narrow", x ** 4, (x * x) * (x * x),
          "accurate", narrow, "1.5 ulp of float32 at most"),
     Rule("two-pow", 2 ** x, exp2(x), "accurate", floats),

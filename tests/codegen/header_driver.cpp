@@ -31,6 +31,7 @@ BOTH(log)
 BOTH(log2)
 BOTH(log10)
 BOTH(log1p)
+BOTH(log1pexp)
 BOTH(tanh)
 BOTH(sigmoid)
 BOTH(erf)
@@ -53,6 +54,7 @@ PAIRS(minimum)
 #define FAST(name) LOOP(fast_##name##_f32, float, float, float, fusec::fast::name(x))
 FAST(exp)
 FAST(log1p)
+FAST(log1pexp)
 FAST(tanh)
 FAST(ndtr)
 
@@ -67,6 +69,18 @@ WRITE(int8_t)
 WRITE(uint16_t)
 WRITE(float)
 WRITE(double)
+
+// The same from given numbers, rounded on the way.
+#define ROUND(T)                                                                     \
+  extern "C" void round_##T(const float* from, fusec::T* target, int64_t count) {    \
+    fusec::Block<fusec::T, 1024> block;                                              \
+    for (int64_t i = 0; i < 1024; ++i) block.data[i] = from[i];                      \
+    block.write(target, count);                                                      \
+  }
+ROUND(bf16)
+ROUND(f16)
+ROUND(f8e4m3)
+ROUND(f8e5m2)
 
 extern "C" int64_t rows_abreast(int64_t rows, int64_t threads) {
   return fusec::rows_abreast(rows, threads);

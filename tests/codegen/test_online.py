@@ -115,7 +115,8 @@ def test_what_runs_with_a_pair(formula: str, expected: str | None) -> None:
     [
         ("softmax(x)", [("max", "sum")]),
         ("logsumexp(x)", [("max", "sum")]),
-        ("var(x)", [("mean", "sum")]),
+        ("var(x)", [("mean", "mean")]),
+        ("sum((x - mean(x))^2)", [("mean", "sum")]),
         ("layer_norm(x)", [("mean", "mean")]),
         ("sum(exp(x - y - max(x)))", []),  # not the value that the maximum is of
         ("sum(exp(x - max(x, axis=0)))", []),  # not the same axis

@@ -42,6 +42,10 @@ FUSEC_INLINE double abs(double x) { return __builtin_fabs(x); }
 FUSEC_INLINE float copysign(float magnitude, float sign) {
   return float_from((bits_of(magnitude) & 0x7fffffffu) | (bits_of(sign) & 0x80000000u));
 }
+// The same for a magnitude that is not negative.
+FUSEC_INLINE float with_sign(float magnitude, float sign) {
+  return float_from(bits_of(magnitude) | (bits_of(sign) & 0x80000000u));
+}
 FUSEC_INLINE double copysign(double magnitude, double sign) {
   return __builtin_copysign(magnitude, sign);
 }

@@ -1,5 +1,5 @@
-// Exponentials, logarithms and what is made of them, for float: branch-free, at most 2 ulp over all
-// inputs (most of them 1), subnormal results included. NaN, infinities and -0 behave as in C.
+// Exponentials, logarithms and what is made of them, for float: branch-free, at most 2.1 ulp over
+// all inputs (most of them 1), subnormal results included. NaN, infinities and -0 behave as in C.
 // The double overloads are the C library's own functions.
 //
 // Coefficients are Chebyshev interpolants of the function named beside them, rounded to float.
@@ -35,27 +35,41 @@ FUSEC_INLINE ExpParts split_exp(float x) {
 
 // (e^r - 1 - r) / r^2 on |r| <= ln 2 / 2.
 FUSEC_INLINE float exp_tail(float r) {
-  float p = 0x1.a12528p-13f;
-  p = fma(p, r, 0x1.6d4362p-10f);
-  p = fma(p, r, 0x1.1110e0p-7f);
-  p = fma(p, r, 0x1.5554e8p-5f);
-  p = fma(p, r, 0x1.555556p-3f);
-  return fma(p, r, 0.5f);
+  float p = 0x1.6a23d0p-10f;
+  p = fma(p, r, 0x1.123a20p-7f);
+  p = fma(p, r, 0x1.5558f2p-5f);
+  p = fma(p, r, 0x1.555492p-3f);
+  return fma(p, r, 0x1.fffffcp-2f);
 }
 
 FUSEC_INLINE float exp_reduced(float r) { return fma(fma(exp_tail(r), r, 1.0f), r, 1.0f); }
 
-// e^x where the result is a normal number: |x| < 87.
-FUSEC_INLINE float exp_normal(float x) {
-  const ExpParts parts = split_exp(x);
-  return exp_reduced(parts.r) * power_of_two(parts.k);
+// The same number with the bias of an exponent, and with that of two: of the bits of z, a number
+// that one of them has rounded to k, a shift makes a power of two.
+constexpr float biased_magic = round_magic + 127.0f;
+constexpr float twice_biased_magic = round_magic + 254.0f;
+
+// 2^k for -127 <= k <= 128, of z = biased_magic + k; 0 and infinity at the ends.
+FUSEC_INLINE float power_of(float z) { return float_from(bits_of(z) << 23); }
+
+// p * 2^k of z = twice_biased_magic + k, in two steps of half of k each, so that overflow and
+// subnormal results round once, at the end.
+FUSEC_INLINE float scale(float p, float z) {
+  const uint32_t half = bits_of(z) >> 1;
+  return p * float_from(half << 23) * float_from((bits_of(z) - half) << 23);
 }
 
-// p * 2^k in two steps, so that overflow and subnormal results round once, at the end.
-FUSEC_INLINE float scale(float p, uint32_t k) {
-  const uint32_t half = (k << 22) & 0xff800000u;  // half of k, rounded down, where exponents are
-  const uint32_t rest = (k << 23) - half;
-  return p * float_from(half + bits_of(1.0f)) * float_from(rest + bits_of(1.0f));
+// z, but no more than `high`. As integers, which are ordered alike: one instruction, and what
+// becomes of NaN is for the caller.
+FUSEC_INLINE float rounded_at_most(float z, float high) {
+  return float_from(bits_of(z) < bits_of(high) ? bits_of(z) : bits_of(high));
+}
+
+// e^x where the result is a normal number: |x| < 87.
+FUSEC_INLINE float exp_normal(float x) {
+  const float z = fma(x, log2_e, biased_magic);
+  const float n = z - biased_magic;
+  return exp_reduced(fma(n, -ln2_low, fma(n, -ln2_high, x))) * power_of(z);
 }
 
 // NaN falls through both.
@@ -105,16 +119,20 @@ FUSEC_INLINE float log_join(float e, float f) {
 }  // namespace detail
 
 FUSEC_INLINE float exp(float x) {
-  // Below -105 the scaling rounds to 0 by itself.
-  const float bounded = detail::at_least(detail::at_most(x, 89.0f), -105.0f);
-  const detail::ExpParts parts = detail::split_exp(bounded);
-  return detail::scale(detail::exp_reduced(parts.r), parts.k);
+  // Below -105 the scaling rounds to 0 by itself. Above 89 the reduced argument grows with x, and so
+  // does the polynomial: the result is infinite.
+  const float bounded = detail::at_least(x, -105.0f);
+  const float nearest = fma(bounded, detail::log2_e, detail::twice_biased_magic);
+  const float z = detail::rounded_at_most(nearest, detail::twice_biased_magic + 129.0f);
+  const float n = z - detail::twice_biased_magic;
+  const float r = fma(n, -detail::ln2_low, fma(n, -detail::ln2_high, bounded));
+  return detail::scale(detail::exp_reduced(r), z);
 }
 
 FUSEC_INLINE float exp2(float x) {
   const float bounded = detail::at_least(detail::at_most(x, 129.0f), -151.0f);
-  const float z = bounded + detail::round_magic;
-  const float r = bounded - (z - detail::round_magic);
+  const float z = bounded + detail::twice_biased_magic;
+  const float r = bounded - (z - detail::twice_biased_magic);
   // (2^r - 1) / r on |r| <= 1/2
   float p = 0x1.44138ap-13f;
   p = fma(p, r, 0x1.5f0890p-10f);
@@ -122,8 +140,7 @@ FUSEC_INLINE float exp2(float x) {
   p = fma(p, r, 0x1.c6af6cp-5f);
   p = fma(p, r, 0x1.ebfbe0p-3f);
   p = fma(p, r, 0x1.62e430p-1f);
-  const uint32_t k = bits_of(z) - bits_of(detail::round_magic);
-  return detail::scale(fma(p, r, 1.0f), k);
+  return detail::scale(fma(p, r, 1.0f), z);
 }
 
 FUSEC_INLINE float expm1(float x) {
@@ -190,6 +207,20 @@ FUSEC_INLINE float log1p(float x) {
   return x < -1.0f ? not_a_number : pole;
 }
 
+FUSEC_INLINE float log1pexp(float x) {
+  // What is above 0 of x, and log(1 + e) with e = exp(-|x|) <= 1.
+  const float bounded = detail::at_least(-abs(x), -105.0f);
+  const float z = fma(bounded, detail::log2_e, detail::biased_magic + 24.0f);
+  const float n = z - (detail::biased_magic + 24.0f);
+  const float r = fma(n, -detail::ln2_low, fma(n, -detail::ln2_high, bounded));
+  // 2^24 too large on the way, so that a subnormal result rounds once, at the end.
+  const float e = detail::exp_reduced(r) * detail::power_of(z) * 0x1p-24f;
+  // 1 + e is 1 + f, or 2 (1 + f), with |f| <= 1/3.
+  const bool upper = e > 0x1.555556p-2f;
+  const float f = upper ? fma(e, 0.5f, -0.5f) : e;
+  return (x < 0.0f ? 0.0f : x) + detail::log_join(upper ? 1.0f : 0.0f, f);
+}
+
 FUSEC_INLINE float tanh(float x) {
   const float a = abs(x);
   const float u = a * a;
@@ -202,7 +233,7 @@ FUSEC_INLINE float tanh(float x) {
   const float small = fma(p * u, a, a);
   const float bounded = detail::at_most(a, 10.0f);
   const float large = 1.0f - 2.0f / (detail::exp_normal(2.0f * bounded) + 1.0f);
-  return copysign(a < 0.6f ? small : large, x);
+  return with_sign(a < 0.6f ? small : large, x);
 }
 
 FUSEC_INLINE float sigmoid(float x) {
@@ -221,28 +252,34 @@ FUSEC_INLINE float sigmoid(float x) {
 FUSEC_INLINE float erf(float x) {
   const float a = abs(x);
   const float u = a * a;
-  // erf(a) / a - 1 on a <= 0.9375, in a^2
-  float p = 0x1.5b8862p-14f;
-  p = fma(p, u, -0x1.a9e08ap-11f);
-  p = fma(p, u, 0x1.54be16p-8f);
-  p = fma(p, u, -0x1.b80da6p-6f);
-  p = fma(p, u, 0x1.ce2e00p-4f);
-  p = fma(p, u, -0x1.812742p-2f);
-  p = fma(p, u, 0x1.06eba8p-3f);
+  // erf(a) / a - 1 on a <= 0.88, in a^2
+  float p = -0x1.451296p-11f;
+  p = fma(p, u, 0x1.49c7b0p-8f);
+  p = fma(p, u, -0x1.b6f468p-6f);
+  p = fma(p, u, 0x1.ce2144p-4f);
+  p = fma(p, u, -0x1.81270cp-2f);
+  p = fma(p, u, 0x1.06eba6p-3f);
   const float small = fma(p, a, a);
-  // -log(erfc(t)) on 0.9 <= t <= 4
+  // log2(erfc(t)) / t on 0.86 <= t <= 4; the product with t is not rounded
   const float t = detail::at_most(a, 4.0f);
-  float q = -0x1.b90e7ap-20f;
-  q = fma(q, t, 0x1.834022p-15f);
-  q = fma(q, t, -0x1.394e9ap-11f);
-  q = fma(q, t, 0x1.381f9ap-8f);
-  q = fma(q, t, -0x1.b0fd8cp-6f);
-  q = fma(q, t, 0x1.c2eac2p-4f);
-  q = fma(q, t, 0x1.437e6cp-1f);
-  q = fma(q, t, 0x1.2156d2p0f);
-  q = fma(q, t, -0x1.4e0356p-12f);
-  const float large = 1.0f - detail::exp_normal(-q);
-  return copysign(a < 0.92f ? small : large, x);
+  float q = 0x1.4570dap-12f;
+  q = fma(q, t, -0x1.30dda0p-8f);
+  q = fma(q, t, 0x1.0ee35ap-5f);
+  q = fma(q, t, -0x1.37271ep-3f);
+  q = fma(q, t, -0x1.d58d70p-1f);
+  q = fma(q, t, -0x1.a0cc54p0f);
+  const float z = fma(q, t, detail::biased_magic);
+  const float r = fma(q, t, detail::biased_magic - z);
+  // 2^r on |r| <= 1/2
+  float e = 0x1.41d296p-13f;
+  e = fma(e, r, 0x1.5f464ep-10f);
+  e = fma(e, r, 0x1.3b2dbep-7f);
+  e = fma(e, r, 0x1.c6aed2p-5f);
+  e = fma(e, r, 0x1.ebfbdap-3f);
+  e = fma(e, r, 0x1.62e430p-1f);
+  e = fma(e, r, 1.0f);
+  const float large = fma(e, -detail::power_of(z), 1.0f);
+  return with_sign(a < 0.87f ? small : large, x);
 }
 
 FUSEC_INLINE float sqrt(float x) { return __builtin_sqrtf(x); }
@@ -337,6 +374,9 @@ FUSEC_INLINE double rsqrt(double x) { return 1.0 / __builtin_sqrt(x); }
 FUSEC_INLINE double sigmoid(double x) {
   const double e = __builtin_exp(-__builtin_fabs(x));
   return (x < 0.0 ? e : 1.0) / (1.0 + e);
+}
+FUSEC_INLINE double log1pexp(double x) {
+  return (x < 0.0 ? 0.0 : x) + __builtin_log1p(__builtin_exp(-__builtin_fabs(x)));
 }
 // The standard normal distribution function; through double, since x is scaled before erfc.
 FUSEC_INLINE double ndtr(double x) { return 0.5 * __builtin_erfc(x * -0.70710678118654752); }

@@ -4,6 +4,7 @@
 
 #include "fusec_arith.h"
 #include "fusec_base.h"
+#include "fusec_types.h"
 
 namespace fusec {
 
@@ -125,29 +126,119 @@ FUSEC_INLINE void store_past_caches(Piece* target, Piece value) {
 
 }  // namespace detail
 
+namespace detail {
+
+// What results of a storage type are computed in, and held in until they are written.
+template <class T>
+struct Held {
+  typedef T type;
+};
+template <>
+struct Held<bf16> {
+  typedef float type;
+};
+template <>
+struct Held<f16> {
+  typedef float type;
+};
+template <>
+struct Held<f8e4m3> {
+  typedef float type;
+};
+template <>
+struct Held<f8e5m2> {
+  typedef float type;
+};
+
+constexpr size_t LINE = 64;  // bytes of a line of the cache
+constexpr size_t PIECES = LINE / sizeof(Piece);
+
+// One result as it is stored.
+template <class T, class H>
+FUSEC_INLINE T rounded(H x) {
+  if constexpr (sizeof(T) == sizeof(H)) {
+    return x;
+  } else {
+    return store<T>(x);
+  }
+}
+
+// As many results as fill a line.
+template <class T, class H>
+FUSEC_INLINE void round_each(const H* from, Piece (&line)[PIECES]) {
+  alignas(LINE) T stored[LINE / sizeof(T)];
+#pragma omp simd
+  for (size_t k = 0; k < LINE / sizeof(T); ++k) stored[k] = rounded<T>(from[k]);
+  __builtin_memcpy(line, stored, LINE);
+}
+
+// The same with the machine's own instructions where it has some for the type.
+template <class T, class H>
+FUSEC_INLINE void round_line(const H* from, Piece (&line)[PIECES]) {
+  if constexpr (sizeof(T) == sizeof(H)) {
+    __builtin_memcpy(line, from, LINE);
+  } else {
+    round_each<T>(from, line);
+  }
+}
+
+#if defined(__AVX512BF16__) && defined(__AVX512DQ__)
+template <>
+FUSEC_INSTANCE void round_line<bf16, float>(const float* from, Piece (&line)[PIECES]) {
+  Piece low, high;
+  __builtin_memcpy(&low, from, LINE);
+  __builtin_memcpy(&high, from + LINE / sizeof(float), LINE);
+  // The instruction takes subnormal numbers for 0.
+  uint16_t tiny_low, tiny_high;
+  __asm__("vfpclassps $0x20, %1, %0" : "=Yk"(tiny_low) : "v"(low));
+  __asm__("vfpclassps $0x20, %1, %0" : "=Yk"(tiny_high) : "v"(high));
+  if (__builtin_expect(tiny_low | tiny_high, 0)) {
+    round_each<bf16>(from, line);
+    return;
+  }
+  __asm__("vcvtne2ps2bf16 %1, %2, %0" : "=v"(line[0]) : "v"(low), "v"(high));
+}
+#endif
+
+#if defined(__AVX512F__)
+template <>
+FUSEC_INSTANCE void round_line<f16, float>(const float* from, Piece (&line)[PIECES]) {
+  for (size_t half = 0; half < 2; ++half) {
+    Piece wide;
+    __builtin_memcpy(&wide, from + half * LINE / sizeof(float), LINE);
+    char rounded[LINE / 2] __attribute__((aligned(LINE / 2)));
+    __asm__("vcvtps2ph $0, %1, %0" : "=m"(rounded) : "v"(wide));
+    __builtin_memcpy((char*)line + half * LINE / 2, rounded, LINE / 2);
+  }
+}
+#endif
+
+}  // namespace detail
+
 // Results on their way past the caches, a buffer for each thread: a kernel fills `data`, which stays
-// in the first cache, and write() sends `count` of it on. Whole lines of memory go past the caches;
-// what lies before the first and behind the last of them takes the usual way.
+// in the first cache, and write() sends `count` of it on, rounded to T. Whole lines of memory go past
+// the caches; what lies before the first and behind the last of them takes the usual way.
 template <class T, int64_t LENGTH>
 struct Block {
-  alignas(64) T data[LENGTH];
+  typedef typename detail::Held<T>::type Held;
+  alignas(64) Held data[LENGTH];
 
   FUSEC_INSTANCE void write(T* target, int64_t count) const {
-    const size_t bytes = (size_t)count * sizeof(T);
-    const size_t ahead = -(size_t)target & 63u;
-    const size_t head = ahead < bytes ? ahead : bytes;
-    const char* from = (const char*)data;
-    char* to = (char*)target;
-    __builtin_memcpy(to, from, head);
-    size_t done = head;
-    for (; done + 64 <= bytes; done += 64) {
-      for (size_t piece = 0; piece < 64; piece += sizeof(detail::Piece)) {
-        detail::Piece value;
-        __builtin_memcpy(&value, from + done + piece, sizeof(value));
-        detail::store_past_caches((detail::Piece*)(to + done + piece), value);
-      }
+    constexpr int64_t step = detail::LINE / sizeof(T);
+    const int64_t ahead = (int64_t)((-(size_t)target & (detail::LINE - 1)) / sizeof(T));
+    int64_t done = ahead < count ? ahead : count;
+    write_each(target, 0, done);
+    for (; done + step <= count; done += step) {
+      detail::Piece line[detail::PIECES];
+      detail::round_line<T>(data + done, line);
+      detail::Piece* to = (detail::Piece*)(target + done);
+      for (size_t k = 0; k < detail::PIECES; ++k) detail::store_past_caches(to + k, line[k]);
     }
-    __builtin_memcpy(to + done, from + done, bytes - done);
+    write_each(target, done, count);
+  }
+
+  FUSEC_INSTANCE void write_each(T* target, int64_t first, int64_t end) const {
+    for (int64_t k = first; k < end; ++k) target[k] = detail::rounded<T>(data[k]);
   }
 
   // Other threads see the results in order only after a fence.
