@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusec.codegen.expr import ATOM, Dialect, position_text, shortest_float
+from fusec.codegen.expr import position_text
 from fusec.codegen.kernel import (
     Access,
     Accumulate,
@@ -17,15 +17,12 @@ from fusec.codegen.kernel import (
     Apply,
     Combine,
     Comment,
-    Convert,
-    Expr,
     Form,
     Kernel,
     Let,
     Level,
     Literal,
     Load,
-    Masked,
     Reduce,
     Ref,
     Start,
@@ -34,78 +31,12 @@ from fusec.codegen.kernel import (
     SumBoth,
     Sweep,
 )
-from fusec.codegen.triton_helpers import HELPERS, TYPED, needed
+from fusec.codegen.triton_dialect import Triton, number_text
+from fusec.codegen.triton_helpers import HELPERS, needed
 from fusec.codegen.wrap import wrap
 from fusec.codegen.writer import Writer
-from fusec.ir.dtypes import BOOL, F8E5M2, F32, F64, I32
-from fusec.ir.ops import OPS, Call, Infix, Lowering, Op, Template
-
-
-class _Triton(Dialect):
-    name = "triton"
-
-    def __init__(self, mask: str) -> None:
-        self._mask = mask
-
-    def lowering(self, op: Op) -> Lowering:
-        return op.triton
-
-    def literal(self, value: Literal, strict: bool) -> str:
-        """Python numbers are weak beside a block;
-
-        Where nothing fixes the type a typed scalar is made.
-        """
-        natural = value.dtype in (F32, I32, BOOL)
-        return _number(value) if natural or not strict else _typed(value)
-
-    def argument(self, form: Call, expression: Expr) -> str:
-        if isinstance(expression, Literal) and form.name in TYPED:
-            return _typed(expression)
-        return self.text(expression)
-
-    def convert(self, expression: Convert) -> tuple[str, int]:
-        if isinstance(expression.arg, Literal):
-            inner = _typed(expression.arg)
-        else:
-            inner = self.operand(expression.arg, ATOM)
-        through = ""
-        narrow = expression.through
-        if narrow is not None and narrow.bits == 8 and expression.arg.dtype is not F32:
-            inner = f"{inner}.to(tl.float32)"
-        if narrow is F8E5M2:
-            inner = f"_f8e5m2({inner})"
-        elif narrow is not None:
-            through = f".to(tl.{narrow.triton})"
-        # LLVM leaves a float beyond a narrow integer undefined; PyTorch wraps it, by way of int32.
-        target = expression.dtype
-        if expression.arg.dtype.is_float and target.is_integer and target.bits < 32:
-            through += ".to(tl.int32)"
-        return f"{inner}{through}.to(tl.{expression.dtype.triton})", ATOM
-
-    def masked(self, expression: Masked) -> tuple[str, int]:
-        return (
-            f"tl.where({self._mask}, {self.text(expression.arg)}, "
-            f"{self.text(expression.identity)})",
-            ATOM,
-        )
-
-
-def _typed(value: Literal) -> str:
-    """A constant as a scalar of its own type."""
-    return f"tl.full([], {_number(value)}, tl.{value.dtype.triton})"
-
-
-def _number(value: Literal) -> str:
-    number = value.value
-    if value.dtype.is_bool:
-        return str(bool(number))
-    if not value.dtype.is_float:
-        return str(int(number))
-    if number != number:
-        return 'float("nan")'
-    if number in (float("inf"), float("-inf")):
-        return f'float("{"-" if number < 0 else ""}inf")'
-    return shortest_float(float(number), value.dtype)
+from fusec.ir.dtypes import F8E5M2, F64
+from fusec.ir.ops import OPS, Infix, Op, Template
 
 
 def print_triton(kernel: Kernel) -> str:
@@ -160,8 +91,8 @@ class _Printer:
         return "mask" if self.kernel.form is Form.FLAT or self._flat_rows else "col_mask"
 
     @property
-    def _dialect(self) -> _Triton:
-        return _Triton(self._col_mask)
+    def _dialect(self) -> Triton:
+        return Triton(self._col_mask)
 
     def _block(self) -> str:
         return "BLOCK" if self.kernel.form is Form.FLAT or self._flat_rows else "BLOCK_COLS"
@@ -289,7 +220,7 @@ class _Printer:
             return self._dialect.text(statement.value)
         shape = "[]" if self._flat_rows else "[BLOCK_ROWS, 1]"
         value = statement.value
-        return f"tl.full({shape}, {_number(value)}, tl.{value.dtype.triton})"
+        return f"tl.full({shape}, {number_text(value)}, tl.{value.dtype.triton})"
 
     def _address(self, access: Access) -> str:
         parts = [access.buffer]
@@ -386,7 +317,7 @@ class _Printer:
 
     def _start(self, accumulator: Accumulator, shape: str) -> str:
         kind = accumulator.accumulate
-        return f"tl.full({shape}, {_number(accumulator.identity)}, tl.{kind.triton})"
+        return f"tl.full({shape}, {number_text(accumulator.identity)}, tl.{kind.triton})"
 
 
 def _scale(accumulator: Accumulator) -> str:
