@@ -66,6 +66,7 @@ PROGRAMS: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {
     "distances": (lambda x: (x[:, None] - x[None]).pow(2).sum(-1), (X,)),
     "transposed": (lambda x, y: (x + y).t().softmax(-1), (X, Y)),
     "views": (lambda x: (x.view(2, 3, 16) * 2).sum(1), (X,)),
+    "views of copies": (lambda x: x[:, 1:].contiguous().view(-1) * 2, (X,)),
     "flattened": (lambda x, y: (x.softmax(-1) + y).view(2, 3, 16).amax(-1), (X, Y)),
     "twice": (lambda x: x.mean(-1).softmax(-1), (X,)),
     "group_norm": (lambda x: F.group_norm(x.view(2, 3, 16), 3), (X,)),

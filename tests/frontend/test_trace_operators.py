@@ -137,6 +137,13 @@ SPECIAL_CALLS: dict[str, Function] = {
         F.cross_entropy(x, y.argmax(-1), reduction=reduction, ignore_index=2)
         for reduction in ("none", "mean", "sum")
     ],
+    "nll_loss_backward": lambda x, y: [
+        torch.ops.aten.nll_loss_backward(
+            x.sum(-1) if reduction == 0 else x.sum(), x, y.argmax(-1), None, reduction, 2,
+            (y.argmax(-1) != 2).to(x.dtype).sum(),
+        )
+        for reduction in (0, 1, 2)
+    ],
 }  # fmt: skip
 # Where PyTorch's own functions of these names are something else before they reach a trace, or a
 # decomposition gets there first, and where one name of a row stands for several.
