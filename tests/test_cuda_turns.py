@@ -220,6 +220,15 @@ def test_blocks_stay_where_rows_share_operands_and_there_are_many() -> None:
     assert not config_of(LAYER_NORM, 2670, 50257, capability=80).turns
 
 
+def test_vectors_that_are_not_masked_are_inside_every_row_of_the_class() -> None:
+    for length in (40001, 50257, 57337, 100003):
+        config = config_of(LAYER_NORM, 2670, length)
+        width = config.cluster * config.threads // config.block_rows
+        assert 0 < config.full < config.vectors
+        assert config.full * width <= length // 8 - 1
+        assert config_of(LAYER_NORM, 2670, length + 8).full == config.full
+
+
 def test_who_adds_what_is_the_same_in_both_forms(monkeypatch: pytest.MonkeyPatch) -> None:
     stay = config_of(LAYER_NORM, 2670, 50257)
     monkeypatch.setattr(schedule_cuda, "in_turns", lambda config, *_: config)
