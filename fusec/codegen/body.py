@@ -96,9 +96,9 @@ def may_fetch(load: Load, full: Level, resident: bool) -> bool:
     return load.level is full or (load.wide and not load.across and not resident)
 
 
-def fetch(load: Load, buffer: str) -> Fetch:
-    """All vectors of a load at once."""
-    return Fetch(buffer, load.access, load.storage, load.wide)
+def fetch(load: Load, buffer: str, ahead: int = 0) -> Fetch:
+    """All vectors of a load at once, but for those that came ``ahead``."""
+    return Fetch(buffer, load.access, load.storage, load.wide, ahead if load.wide else 0)
 
 
 def recall(load: Load, buffer: str) -> Recall:
@@ -153,7 +153,7 @@ class Fetches:
                 continue
             if held is None:
                 held = self._held[statement.name] = names.user(f"{statement.name}_vectors")
-                fetches.append(fetch(statement, held))
+                fetches.append(fetch(statement, held, self.config.ahead if first else 0))
             elif not resident:
                 fetches.append(fetch(statement, held))
             elif statement.wide and not self.config.keep:

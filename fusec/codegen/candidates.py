@@ -114,6 +114,9 @@ def relaxed(config: Config, form: Form, backend: str) -> Config | None:
             return replace(config, registers=0)
         other = replace(config, warps=2 * config.warps)
         return other if _is_sound(other) else None
+    if config.turns and config.block_rows > 1:  # a block's rows share the registers
+        fewer, warps = config.block_rows - 1, config.warps // config.block_rows
+        return replace(config, block_rows=fewer, warps=fewer * warps)
     if config.blocks > 1:  # that many share the registers of a multiprocessor
         return replace(config, blocks=max(1, config.blocks * 2 // 3))
     if form is Form.ROWS:
@@ -129,9 +132,11 @@ def relaxed(config: Config, form: Form, backend: str) -> Config | None:
 def _changes(before: Config, after: Config) -> Iterator[str]:
     """What differs, in words."""
     words = {"blocks": "blocks on a multiprocessor", "registers": "registers at most"}
+    if before.turns and after.block_rows != before.block_rows:
+        yield f"{after.block_rows} rows of a block at a time instead of {before.block_rows}"
     for name in ("warps", "blocks", "registers", "vectors"):
         old, new = getattr(before, name), getattr(after, name)
-        if old != new:
+        if old != new and not (before.turns and name == "warps"):
             yield f"{new} {words.get(name, name)} instead of {old}"
     if before.keep != after.keep:
         yield "values computed again instead of kept"

@@ -27,6 +27,9 @@ class Config:
     vectors: int = 1  # vectors that a thread works on at a time
     cluster: int = 1  # blocks that share a row, each with ``block_cols`` of its columns
     blocks: int = 1  # blocks that the registers of a multiprocessor have to hold
+    turns: bool = False  # blocks stay, and take ``block_rows`` rows at a time, turn after turn
+    staged: tuple[int, ...] = ()  # operands that all rows share, which such blocks keep
+    ahead: int = 0  # vectors of a thread's next row that come while it works on one
     keep: bool = False  # costly values wait for a later sweep, in a buffer or in registers
     whole: bool = False  # rows begin and end where vectors do
     edges: bool = False  # threads take the elements outside whole vectors of a row one by one

@@ -11,12 +11,13 @@ May import ``fusec.ir`` and the modules of ``codegen`` above it in the tree.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
 from fusec.codegen.cuda_helpers import HELPERS, needed
 from fusec.codegen.cuda_place import constants, parameters
-from fusec.codegen.cuda_reduce import Reductions
+from fusec.codegen.cuda_turns import Turns, next_rows
 from fusec.codegen.kernel import (
     Accumulate,
     Combine,
@@ -71,11 +72,11 @@ def print_cuda(kernel: Kernel) -> str:
 
 
 @dataclass(slots=True)
-class _Printer(Reductions):
+class _Printer(Turns):
     def text(self) -> str:
         kernel, writer = self.kernel, self.writer
         bounds = "__launch_bounds__(THREADS)"
-        if kernel.config.blocks > 1:
+        if kernel.config.blocks > 1 or kernel.config.turns:
             bounds = "__launch_bounds__(THREADS, BLOCKS)"
         if kernel.config.cluster > 1:
             bounds += " __cluster_dims__(CLUSTER)"
@@ -86,18 +87,21 @@ class _Printer(Reductions):
             writer.line(f"    {argument},")
         with writer.block(f"    {arguments[-1]}) {{", "}"):
             self._place()
-            for name, dtype in kernel.kept:
-                lanes = "[LANES]" if self._lanes else ""
-                writer.line(f"{dtype.cuda} {name}[VECTORS]{lanes};")
-                if kernel.config.edges:
-                    writer.line(f"{dtype.cuda} {name}_edge;")
             self._scales(kernel.body)
             if kernel.config.cluster > 1:
                 self._meet()
-            self._statements(kernel.body)
+            with self._rows_in_turn() if kernel.config.turns else nullcontext():
+                self._declare_computed()
+                self._statements(kernel.body)
         return writer.text()
 
-    # -- where a thread stands --------------------------------------------------------------------
+    def _declare_computed(self) -> None:
+        """What a thread keeps of a row that it has computed."""
+        for name, dtype in self.kernel.kept:
+            lanes = "[LANES]" if self._lanes else ""
+            self.writer.line(f"{dtype.cuda} {name}[VECTORS]{lanes};")
+            if self.kernel.config.edges:
+                self.writer.line(f"{dtype.cuda} {name}_edge;")
 
     # -- statements -------------------------------------------------------------------------------
 
@@ -124,7 +128,7 @@ class _Printer(Reductions):
         printers[type(statement)](statement)
 
     def _comment(self, comment: Comment) -> None:
-        self.writer.line()
+        self.writer.gap()
         self.writer.line(f"// {comment.text}")
 
     def _forget(self, statement: Forget) -> None:
@@ -144,7 +148,8 @@ class _Printer(Reductions):
             text = self._element(f"{load.name}_vector", load.storage)
             self._define(load.name, load.dtype, self._widen(text, load.storage))
             return
-        element = self._widen(f"{load.access.buffer}[{self._address(load.access)}]", load.storage)
+        text = f"{load.access.buffer}[{self._address(load.access)}]"
+        element = self._widen(self._kept_element(load) if load.staged else text, load.storage)
         guards = [self.dialect.text(guard) for guard in load.guards]
         if self._in_lanes and Level.COL in load.level:
             guards = guards if self.dialect.inside else ["inside", *guards]
@@ -195,6 +200,7 @@ class _Printer(Reductions):
         else:
             self._vectors(sweep.body)
         self._edge(sweep.body)
+        self._begin_next(sweep.next_row)
         self._finish_all(sweep, pairs)
 
     def _finish_all(self, sweep: Sweep, pairs: Sequence[Rescale]) -> None:
@@ -282,6 +288,10 @@ class _Printer(Reductions):
     def _fetch_one(self, fetch: Fetch) -> None:
         if self._in_lanes:
             self._fetch_element(fetch)
+        elif fetch.ahead:
+            ahead = next_rows(self.kernel)
+            if fetch is ahead[0]:
+                self._take_row(ahead)
         else:
             self._fetch([fetch], edges=self.kernel.config.edges)
 
@@ -323,21 +333,22 @@ class _Printer(Reductions):
         with self._loop():
             self._leave()
             self._first(asks_where(inner) or bool(self._refilled))
-            self._statements(before)
-            for load in (s for s in inner if isinstance(s, Load) and s.wide):
-                kind = f"const Vector<{load.storage.cuda}> {load.name}_vector"
-                text = self._vector(load.access)
-                if load.across:
-                    text = f"load_across({self._pointer(load.access)}, head, first, {self._end})"
-                self.writer.assign(kind, f"{text};")
-            for store in stores:
-                kind = store.storage.compute.cuda
-                self.writer.line(f"{kind} {self._stored_lanes(store)}[LANES];")
-            self._lane_loops(inner)
-            for store in stores:
-                self._store_vector(store)
+            self._work(before, inner, stores)
             self._refill()
         self._add_tile(pairs)
+
+    def _work(self, before: Sequence[Stmt], inner: Sequence[Stmt], stores: Sequence[Store]) -> None:
+        """What a sweep does for one vector."""
+        self._statements(before)
+        for load in (s for s in inner if isinstance(s, Load) and s.wide):
+            kind = f"const Vector<{load.storage.cuda}> {load.name}_vector"
+            self.writer.assign(kind, f"{self._wide(load)};")
+        for store in stores:
+            kind = store.storage.compute.cuda
+            self.writer.line(f"{kind} {self._stored_lanes(store)}[LANES];")
+        self._lane_loops(inner)
+        for store in stores:
+            self._store_vector(store)
 
     def _outside(self, statement: Let | Load) -> bool:
         return self.kernel.form is Form.TILE and Level.COL not in statement.level

@@ -93,6 +93,66 @@ __device__ T across_cluster(T value, unsigned long long (&slots)[CLUSTER * WARPS
 }
 """
 
+_EXPECT_AGAIN = """
+// Begins to wait for `bytes` once more, after all of before have come.
+__device__ void expect_again(unsigned long long& barrier, unsigned bytes) {
+  const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(&barrier));
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               : : "r"(place), "r"(bytes) : "memory");
+}
+"""
+
+_RECEIVE_AGAIN = """
+// Waits until all that is expected has come, for the second time where `again` is 1, and so on.
+__device__ void receive_again(unsigned long long& barrier, int again) {
+  const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(&barrier));
+  asm volatile(
+      "{ .reg .pred done;\\n"
+      "again: mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\\n"
+      "@!done bra again; }"
+      : : "r"(place), "r"(again % 2) : "memory");
+}
+"""
+
+_MEETING = """
+// Where the threads of a row meet, turn after turn: while some read what came in one turn, what
+// others send in the next lies beside it.
+struct Meeting {
+  unsigned long long slots[2][CLUSTER * GROUP / 32];
+  unsigned long long barrier[2];
+};
+"""
+
+_OPEN_MEETING = """
+// Begins to wait for what is sent in the first two turns; one thread does.
+__device__ void open_meeting(Meeting& meeting) {
+  expect(meeting.barrier[0], sizeof(meeting.slots[0]));
+  expect(meeting.barrier[1], sizeof(meeting.slots[1]));
+}
+"""
+
+_ACROSS_CLUSTER_IN_TURN = """
+// The values of all threads of a row combined, in every one of them: each warp sends its part to
+// every block of the cluster. Nobody is two turns ahead of another.
+template <class Join, class T>
+__device__ T across_cluster_in_turn(T value, Meeting& meeting, int turn) {
+  constexpr int SLOTS = CLUSTER * GROUP / 32, WIDTH = SLOTS < 32 ? SLOTS : 32;
+  auto& slots = meeting.slots[turn % 2];
+  auto& barrier = meeting.barrier[turn % 2];
+  value = across_lanes<Join, 32>(value);
+  const int lane = threadIdx.x % 32;
+  const int mine = (blockIdx.x % CLUSTER * GROUP + threadIdx.x % GROUP) / 32;
+  if (lane < CLUSTER) send(slots[mine], bits_of(value), barrier, lane);
+  receive_again(barrier, turn / 2);
+  if (threadIdx.x % GROUP == 0) expect_again(barrier, sizeof(slots));
+  value = from_bits<T>(slots[lane % WIDTH]);
+  for (int k = lane % WIDTH + WIDTH; k < SLOTS; k += WIDTH) {
+    value = Join::join(value, from_bits<T>(slots[k]));
+  }
+  return across_lanes<Join, WIDTH>(value);
+}
+"""
+
 _FINITE_BASE = """
 // What exponents are taken against: not -inf, since -inf less itself is no number.
 template <class T>
@@ -185,6 +245,11 @@ JOINS: dict[str, str] = {
     "send": _SEND,
     "receive": _RECEIVE,
     "across_cluster": _ACROSS_CLUSTER,
+    "expect_again": _EXPECT_AGAIN,
+    "receive_again": _RECEIVE_AGAIN,
+    "Meeting": _MEETING,
+    "open_meeting": _OPEN_MEETING,
+    "across_cluster_in_turn": _ACROSS_CLUSTER_IN_TURN,
     "finite_base": _FINITE_BASE,
     "finite_gap": _FINITE_GAP,
     "online_across_cluster": _ONLINE_ACROSS_CLUSTER,

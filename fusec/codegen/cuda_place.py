@@ -74,13 +74,19 @@ class Place:
         return self.kernel.config.lanes > 1
 
     @property
+    def _straight(self) -> bool:
+        """Whether a thread holds vectors of a row that are equally far from each other."""
+        return self.kernel.config.turns
+
+    @property
     def _several_rows(self) -> bool:
         """Whether a thread's row may be beyond the last."""
         return self._many_rows and not self._full
 
     @property
     def _many_rows(self) -> bool:
-        return self.kernel.config.block_rows > 1 and self.kernel.form is not Form.FLAT
+        config = self.kernel.config
+        return config.block_rows > 1 and not config.turns and self.kernel.form is not Form.FLAT
 
     @property
     def _has_row(self) -> str:
@@ -104,7 +110,9 @@ class Place:
     def _place(self) -> None:
         """The row of a thread, and which of the threads of that row it is."""
         form = self.kernel.form
-        if form is Form.ROWS:
+        if self.kernel.config.turns:
+            self._place_in_turns()
+        elif form is Form.ROWS:
             self._place_in_rows()
         elif form is Form.TILE:
             self._tile_place()
@@ -160,6 +168,20 @@ class Place:
                 f" ? first_col + chunk : {whole};"
             )
 
+    def _place_in_turns(self) -> None:
+        """Where a block that stays is in its cluster, and how far apart the rows of that are."""
+        line = self.writer.line
+        line("const int member = blockIdx.x % CLUSTER * GROUP + threadIdx.x % GROUP;")
+        line(f"const {self._index} cluster = blockIdx.x / CLUSTER, clusters = gridDim.x / CLUSTER;")
+        if self.kernel.start is None:
+            line("const int apart = clusters;")
+            return
+        (step,) = (t.stride for t in self.kernel.start.terms if t.variable == "row")
+        line(f"const int step = {step} % LANES;")
+        line("const int apart = LANES / (step & -step);  // rows of which begin alike")
+        line(f"const {self._index} each = (rows + apart - 1) / apart;  // such rows")
+        line(f"const {self._index} stop = each * apart * (cluster + 1) / clusters;")
+
     def _share_of_grid(self) -> str:
         """The number of a block. In the last of several kernels the blocks run in reverse: what the
         kernel before it has read last is still in the cache.
@@ -180,6 +202,12 @@ class Place:
         elif start is not None:
             place = self._address(start)
             self.writer.line(f"const int shift = ({place}) % LANES;  // from a whole vector")
+        if not self._straight:
+            return
+        text = "member * LANES"
+        if start is not None:
+            text = f"head + {text}" if self.kernel.config.edges else f"{text} - shift"
+        self.writer.line(f"int start = {text};  // of the first vector of this thread")
 
     def _edges(self) -> None:
         """Where the whole vectors of a row are, and which of the elements around them is this
@@ -227,6 +255,11 @@ class Place:
             text = "member"
         elif form is Form.FLAT:
             text = "(block * VECTORS + vector) * THREADS + threadIdx.x"
+        elif self._straight:
+            step = "CLUSTER * GROUP" if config.cluster > 1 else "GROUP"
+            if needed:
+                self.writer.line(f"const {self._index} first = start + vector * ({step} * LANES);")
+            return
         else:
             step = "CLUSTER * GROUP" if config.cluster > 1 else "GROUP"
             text = f"vector * {step} + member"
@@ -254,11 +287,12 @@ class Place:
                 self.writer.line(f"const bool inside = {low}{name} < {self._length};")
         self._variables(Level.COL)
 
-    def _address(self, access: Access, element: str = "") -> str:
+    def _address(self, access: Access, element: str = "", row: str = "row") -> str:
         """The offset of an access; ``element`` stands for the position along the row."""
         parts = []
         for term in access.terms:
             name = element if element and term.variable in ("col", "i") else term.variable
+            name = row if name == "row" else name
             parts.append(name if term.stride == 1 else f"{name} * {term.stride}")
         return " + ".join(parts) or "0"
 

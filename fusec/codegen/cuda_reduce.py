@@ -102,6 +102,9 @@ class Reductions(Vectors):
         size = None
         if config.lanes_along_rows:
             size, across = "[GROUP][ROWS]", f"across_group<{join}>({part}, {slots})"
+        elif config.turns:
+            meeting = f"{name}_meeting[threadIdx.x / GROUP]"
+            across = f"across_cluster_in_turn<{join}>({part}, {meeting}, turn)"
         elif config.cluster > 1:
             self._wait_for_start()
             across = f"across_cluster<{join}>({part}, {slots}, {name}_barrier)"
@@ -136,6 +139,9 @@ class Reductions(Vectors):
         """Shared memory for what the blocks of a cluster send each other, ready before any does."""
         sweeps = [s for s in self.kernel.body if isinstance(s, Sweep)]
         names = [a.name for sweep in sweeps for a in sweep.accumulators]
+        if self.kernel.config.turns:
+            self._meet_in_turns(names)
+            return
         for name in names:
             self.writer.line(f"__shared__ unsigned long long {name}_slots[CLUSTER * WARPS];")
             self.writer.line(f"__shared__ unsigned long long {name}_barrier;")
@@ -143,6 +149,14 @@ class Reductions(Vectors):
             for name in names:
                 self.writer.line(f"expect({name}_barrier, sizeof({name}_slots));")
         self.writer.line("__cluster_barrier_arrive_relaxed();")
+
+    def _meet_in_turns(self, names: Sequence[str]) -> None:
+        """The same for each of the rows of a block."""
+        for name in names:
+            self.writer.line(f"__shared__ Meeting {name}_meeting[ROWS];")
+        with self._block("if (threadIdx.x < ROWS) {"):
+            for name in names:
+                self.writer.line(f"open_meeting({name}_meeting[threadIdx.x]);")
 
     # -- a maximum and a sum of exponentials below it ---------------------------------------------
 

@@ -242,6 +242,32 @@ __device__ Vector<T> early_whole(const T* from, Index first, Index length) {
 }
 """
 
+_COPY_AHEAD = """
+// Begins to copy a vector into shared memory, or where it is not `inside` a row, zeros.
+template <class T>
+__device__ void copy_ahead(Vector<T>& to, const T* from, bool inside) {
+  constexpr int BYTES = LANES * sizeof(T), EACH = BYTES < 16 ? BYTES : 16;
+  const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(&to));
+  const char* bytes = reinterpret_cast<const char*>(from);
+  const int count = inside ? EACH : 0;
+#pragma unroll
+  for (int k = 0; k < BYTES; k += EACH) {
+    if constexpr (EACH < 16) {
+      asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;"
+                   : : "r"(place + k), "l"(bytes + k), "n"(EACH), "r"(count) : "memory");
+    } else {
+      asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;"
+                   : : "r"(place + k), "l"(bytes + k), "r"(count) : "memory");
+    }
+  }
+}
+"""
+
+_COPIED = """
+// Waits for what this thread has begun to copy.
+__device__ void copied() { asm volatile("cp.async.wait_all;" : : : "memory"); }
+"""
+
 _LOAD_ACROSS = """
 // A vector that begins `past` elements behind a whole vector of memory: two of those, joined.
 template <class T, class Index>
@@ -329,6 +355,11 @@ __device__ void forget(Vector<T>& vector) {
 }
 """
 
+_RENEW = """
+// The number as it is, but what a loop makes of it is made again in each of its turns.
+__device__ void renew(int& number) { asm volatile("" : "+r"(number)); }
+"""
+
 TYPES: dict[str, str] = {
     "infinity": _INFINITY,
     "not_a_number": _NOT_A_NUMBER,
@@ -355,6 +386,8 @@ TYPES: dict[str, str] = {
     "load_vector": _LOAD_VECTOR,
     "load_early": _LOAD_EARLY,
     "early_whole": _EARLY_WHOLE,
+    "copy_ahead": _COPY_AHEAD,
+    "copied": _COPIED,
     "load_across": _LOAD_ACROSS,
     "store_vector": _STORE_VECTOR,
     "load_whole": _LOAD_WHOLE,
@@ -362,4 +395,5 @@ TYPES: dict[str, str] = {
     "load_inside": _LOAD_INSIDE,
     "store_inside": _STORE_INSIDE,
     "forget": _FORGET,
+    "renew": _RENEW,
 }

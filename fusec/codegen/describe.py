@@ -6,6 +6,8 @@ May import the modules of ``codegen`` above it in the tree.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fusec.codegen.kernel import (
     Access,
     Accumulate,
@@ -13,6 +15,7 @@ from fusec.codegen.kernel import (
     Apply,
     Combine,
     Comment,
+    Config,
     Convert,
     Expr,
     Fetch,
@@ -61,8 +64,21 @@ def describe(kernel: Kernel) -> str:
                 f"threads"
                 + (f", a row shared by {config.cluster} blocks" if config.cluster > 1 else "")
             )
+        turns = turns_text(config, [stage.access.buffer for stage in kernel.staged])
+        if turns:
+            writer.line(turns)
         _body(kernel.body, writer)
     return writer.text()
+
+
+def turns_text(config: Config, kept: Sequence[str]) -> str:
+    """How blocks that stay go from row to row; empty for others."""
+    if not config.turns:
+        return ""
+    text = f"blocks stay, take {config.block_rows} rows at a time and keep {', '.join(kept)}"
+    if config.ahead:
+        text += f"; of the next row {config.ahead} vectors of each thread come meanwhile"
+    return text
 
 
 def _body(statements: tuple[Stmt, ...], writer: Writer) -> None:

@@ -157,16 +157,21 @@ class Load:
     tile: str = ""  # the buffer that a tile of it is turned into, to be read along the columns
     wide: bool = False  # moved as whole vectors
     across: bool = False  # a wide one whose vectors lie across those of memory
+    staged: str = ""  # where a block keeps it, if all rows share it
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Fetch:
-    """All that a thread works on of a row, from memory into ``buffer``, as it is stored."""
+    """All that a thread works on of a row, from memory into ``buffer``, as it is stored.
+
+    ``ahead``: so many of its vectors came while the row before was worked on.
+    """
 
     buffer: str
     access: Access
     storage: DType
     wide: bool
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -310,6 +315,7 @@ class Sweep:
     accumulators: tuple[Accumulator, ...]
     ahead: tuple[Access, ...] = ()  # read soon
     target: tuple[Access, ...] = ()  # written soon
+    next_row: tuple[Fetch, ...] = ()  # begin to come before the threads of a row meet
     backwards: bool = False
 
 
@@ -382,6 +388,7 @@ class Kernel:
     blocks: tuple[tuple[str, DType], ...] = ()  # results on their way past the caches
     ahead: tuple[Access, ...] = ()  # of which the next block is fetched while one is computed
     start: Access | None = None  # where a row begins, if that may be between vectors
+    staged: tuple[Load, ...] = ()  # what blocks keep from row to row
     divided: bool = False  # a program works on one of ``config.splits`` parts of its rows
     columns: tuple[ColumnSums, ...] = ()  # sums over the rows of each program
     flushes: bool = False  # functions may take subnormal numbers for 0

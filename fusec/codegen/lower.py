@@ -19,6 +19,7 @@ from fusec.codegen.body import Body, fetch, may_fetch, recall
 from fusec.codegen.job import CPP, CUDA, TRITON, Job, Target
 from fusec.codegen.kernel import (
     Access,
+    Config,
     Form,
     Kernel,
     Let,
@@ -72,6 +73,7 @@ def lower(job: Job) -> Kernel:
         blocks=tuple(values.blocks),
         ahead=_ahead(values, body) if job.config.prefetch and not rows else (),
         start=None if lead is None else values.row_start(lead),
+        staged=tuple(values.staged.values()),
         divided=sweeps.divided,
         columns=tuple(sweeps.columns),
         flushes=_may_flush(values),
@@ -110,12 +112,16 @@ def _sizes(values: Values) -> tuple[Size, ...]:
         main = ("rows", "cols", "chunk")
     elif job.region.columns:
         main = ("rows", "cols") if job.target.masks else ("rows", "cols", "share", "chunks")
-    elif job.form is Form.ROWS and job.target.masks and job.config.block_rows == 1:
+    elif job.form is Form.ROWS and job.target.masks and _of_one_row(job.config):
         main = ("cols",)
     for name in main:
         values.size(name, name)
     first = [values.sizes[(name,)] for name in main]
     return (*first, *(s for s in values.sizes.values() if s not in first))
+
+
+def _of_one_row(config: Config) -> bool:
+    return config.block_rows == 1 and not config.turns
 
 
 def _header(values: Values) -> tuple[str, ...]:

@@ -38,8 +38,8 @@ step row_start row_end col_start col_end
 # What generated CUDA calls its own; the other languages leave these to the user.
 _CUDA_OWN = """
 THREADS WARPS ROWS GROUP CLUSTER VECTORS FULL TILE BLOCKS wanted next member length vector shift
-inside tile block scale wide_scale first_row head end edge first_col last_col col_blocks memcpy fma
-fmaf
+inside tile block scale wide_scale first_row head end edge first_col last_col col_blocks start
+cluster clusters apart each stop step turn following kind behind beyond last memory memcpy fma fmaf
 """
 CUDA_WORDS = frozenset(_CUDA_OWN.split())
 

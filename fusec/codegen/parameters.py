@@ -145,6 +145,6 @@ class Parameters:
         guards = Level.UNIFORM
         if form is not Form.ROWS or not config.even:
             guards |= Level.COL
-        if form is Form.TILE or config.block_rows > 1:
+        if form is Form.TILE or (config.block_rows > 1 and not config.turns):
             guards |= Level.ROW
         return level & guards

@@ -25,6 +25,10 @@ CLUSTER_THREADS = 256  # the least of a block that shares its row with others
 RESIDENT_THREADS = 1024  # of a multiprocessor: 64 registers each
 LARGEST_BLOCK, LARGEST_CLUSTER = 1024, 8
 CLUSTERS_SINCE = 90  # the compute capability, times ten
+MULTIPROCESSORS = 132  # where the device is not known
+TURNS = 2  # rows for each group of threads that make blocks stay
+# Shared memory of a block: of data centre GPUs, of others, and what the system takes of it.
+LARGE_SHARED, SMALL_SHARED, SYSTEM_SHARED = 227 * 1024, 99 * 1024, 1024
 LOOP_THREADS, LOOP_VECTORS = 512, 4
 # Of a loop over rows that nothing needs again, beyond so many columns, where few rows are so many.
 READ_COLUMNS, READ_THREADS, READ_WORDS, READ_BLOCKS, READ_ROWS = 32768, 256, 16, 4, 512
@@ -48,12 +52,14 @@ def choose_cuda(
     capability: int = CLUSTERS_SINCE,
     batch_invariant: bool = False,
     running: bool = False,
+    reductions: int = 1,
 ) -> Config:
     """The Config of a CUDA kernel for these operands.
 
     ``aligned``: which begin at a multiple of 16 bytes; ``capability``: that of the GPU, times ten;
     ``batch_invariant``: the number of rows decides nothing that a result depends on; ``running``:
-    a loop reduces in one sweep what takes several where the row is held.
+    a loop reduces in one sweep what takes several where the row is held; ``reductions``: how many a
+    kernel that reduces rows has.
     """
     vectors = _vectors(accesses, arrangement, aligned)
     if batch_invariant and vectors.lead is not None:
@@ -61,6 +67,7 @@ def choose_cuda(
         vectors = Config(lanes=1)
     once = running and is_read_only(accesses, arrangement)
     config = _choose(form, accesses, arrangement, aligned, capability, vectors, once)
+    config = in_turns(config, accesses, arrangement, capability, reductions)
     return replace(config, splits=1) if batch_invariant else config
 
 
@@ -246,6 +253,71 @@ def _resident(
     if threads <= LARGEST_BLOCK:
         return _block(config, threads, most)
     return replace(_block(config, LOOP_THREADS, min(most, LOOP_VECTORS)), resident=False)
+
+
+def in_turns(
+    config: Config,
+    accesses: Sequence[Operand],
+    arrangement: Arrangement,
+    capability: int,
+    reductions: int,
+) -> Config:
+    """The same with blocks that stay, where clusters share rows, and rows share operands of as many
+    bytes as they have.
+
+    Else every row has those fetched from the second-level cache, and where rows are of odd length
+    by vectors across those of memory. Who adds what stays as it was: both forms give the same bits,
+    so the number of rows may choose.
+    """
+    groups = RESIDENT_THREADS // config.threads
+    if config.cluster == 1 or config.lanes == 1 or groups < 2 or len(arrangement.layout.rows) != 1:
+        return config
+    if arrangement.rows < TURNS * groups * (MULTIPROCESSORS // config.cluster):
+        return config
+    sizes = [_stored_bytes(operand) for operand in accesses]
+    tiles = [k for k in range(len(accesses)) if is_tile(k, arrangement)]
+    shared = [k for k in range(len(accesses)) if _is_shared(k, config, accesses, arrangement)]
+    if sum(sizes[k] for k in shared) < sum(sizes[k] for k in tiles):
+        return config
+    slots = config.cluster * config.warps  # of a row, for each reduction and each of two turns
+    room = shared_limit(capability) - SYSTEM_SHARED - reductions * groups * 2 * 8 * (slots + 1)
+    edges = config.threads if config.edges else 0
+    room -= sum((config.block_cols + edges) * sizes[k] for k in shared)
+    if room < 0:
+        return config
+    read = [k for k in tiles if accesses[k].kind != "root" and k not in config.narrow]
+    vector = groups * config.threads * config.lanes * sum(sizes[k] for k in read)
+    return replace(
+        config, turns=True, staged=tuple(shared), block_rows=groups, warps=groups * config.warps,
+        blocks=1, ahead=min(config.vectors, room // vector) if read else 0,
+    )  # fmt: skip
+
+
+def blocks_that_stay(config: Config, rows: int, clusters: int) -> int:
+    """How many blocks a launch has; ``clusters`` are on the device at once, 0 where not known."""
+    at_once = clusters or MULTIPROCESSORS // config.cluster
+    return min(rows, at_once) * config.cluster
+
+
+def _is_shared(
+    operand: int, config: Config, accesses: Sequence[Operand], arrangement: Arrangement
+) -> bool:
+    """Whether an operand is the same for all rows, and moved as vectors."""
+    wide = operand in config.across or operand not in config.narrow
+    read = accesses[operand].kind not in ("root", "gather")
+    along = _is_contiguous(operand, arrangement)
+    return wide and read and along and not any(arrangement.layout.strides[operand][:-1])
+
+
+def _stored_bytes(operand: Operand) -> int:
+    """The bytes of an element; what earlier kernels leave is as wide as it is computed."""
+    dtype = operand.node.dtype
+    return dtype.compute.itemsize if operand.kind == "read" else dtype.itemsize
+
+
+def shared_limit(capability: int) -> int:
+    """The most bytes of shared memory that a block may have on GPUs with clusters."""
+    return LARGE_SHARED if capability < 110 else SMALL_SHARED
 
 
 def _columns(arrangement: Arrangement, wide: bool) -> Config:

@@ -267,12 +267,13 @@ class Sweeps:
                 values.at_hand.pop(node, None)
         joint = [a for p in online if isinstance(p, LaneOnline) for a in p.accumulators()]
         accumulators = (*joint, *(a for a in running if a is not None))
+        next_row: tuple[Fetch, ...] = ()
         if values.job.target is CUDA:
-            fresh = self._fetched(needed, fresh, body)
+            fresh, next_row = self._fetched(needed, fresh, body)
         ahead = self._ahead(reductions, fresh)
         target = self._target(reductions) if ahead else ()
         backwards = values.job.target.masks and not reductions
-        loop = Sweep((*fresh, *stored), accumulators, ahead, target, backwards)
+        loop = Sweep((*fresh, *stored), accumulators, ahead, target, next_row, backwards)
         starts = [start for pair in online for start in pair.starts()]
         ends: list[Stmt] = []
         for pair in online if not values.job.part else []:
@@ -309,18 +310,22 @@ class Sweeps:
         self._done.update(needed)
         return fresh
 
-    def _fetched(self, needed: list[Node], statements: list[Stmt], body: Body) -> list[Stmt]:
-        """The statements of a sweep with its loads ahead of the arithmetic."""
+    def _fetched(
+        self, needed: list[Node], statements: list[Stmt], body: Body
+    ) -> tuple[list[Stmt], tuple[Fetch, ...]]:
+        """The statements of a sweep with its loads ahead of the arithmetic; and what of the next
+        row comes ahead of that.
+        """
         values = self.values
         again = {values.name(n) for n in needed if n in self._again}
         fetches, rest = self._fetches.apart(statements, again, values.names)
         if values.job.config.whole or values.job.config.edges:  # no vector is partly inside
             rest = packed(rest)
         if not values.job.config.resident:
-            return [*fetches, *rest]
+            return [*fetches, *rest], ()
         body.add("load", [s for s in fetches if isinstance(s, Fetch)])
         body.statements.extend(s for s in fetches if isinstance(s, Forget))
-        return rest
+        return rest, tuple(s for s in fetches if isinstance(s, Fetch) and s.ahead)
 
     def _ahead(self, reductions: list[Node], loads: list[Stmt]) -> tuple[Access, ...]:
         """What to fetch of the next row: the first sweep waits for memory, a later one computes.

@@ -49,6 +49,7 @@ class Values(Parameters):
 
     at_hand: dict[Node, Expr] = field(default_factory=dict)
     blocks: list[tuple[str, DType]] = field(default_factory=list)
+    staged: dict[int, Load] = field(default_factory=dict)  # by operand
     _uses: dict[Node, int] = field(default_factory=dict)
     _weight: dict[Node, int] = field(default_factory=dict)
     _names: dict[Node, str] = field(default_factory=dict)
@@ -209,9 +210,20 @@ class Values(Parameters):
             tile=tile,
             wide=self.wide(position),
             across=self.across(position),
+            staged=self._stage(position),
         )
+        if load.staged:
+            self.staged.setdefault(position, load)
         out.append(load)
         return Ref(self.name(node), compute, level)
+
+    def _stage(self, position: int) -> str:
+        """Where blocks that stay keep an operand, if they do."""
+        if position not in self.job.config.staged:
+            return ""
+        if position in self.staged:
+            return self.staged[position].staged
+        return self.names.user(f"{self.job.accesses[position].name}_kept")
 
     def _is_turned(self, access: Access) -> bool:
         """Whether a C++ loop over tiles has to read an operand along its rows to read whole lines.

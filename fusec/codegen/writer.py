@@ -31,6 +31,11 @@ class Writer:
         self.line(f"{target} =")
         self.line(self._unit * 2 + value)
 
+    def gap(self) -> None:
+        """An empty line, but none where a block has just begun."""
+        if not (self._lines and self._lines[-1].endswith("{")):
+            self.line()
+
     @property
     def width(self) -> int:
         """Characters the present indentation takes."""

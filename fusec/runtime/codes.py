@@ -53,11 +53,13 @@ def code_of(
     started = time.perf_counter()
     if backend == "cuda":
         from fusec.codegen.cuda import print_cuda
+        from fusec.codegen.cuda_turns import shared_bytes
         from fusec.runtime.build_cuda import build_cuda
 
         source, fast = print_cuda(kernel), formula.numerics == "fast"
         key, binary = build_cuda(source, kernel.name, target, fast, build=formula.build)
-        types, threads, shared, even = tuple(launch_types(kernel)), kernel.config.threads, 0, ""
+        types, threads, even = tuple(launch_types(kernel)), kernel.config.threads, ""
+        shared = shared_bytes(kernel)
     else:
         from fusec.runtime.build_triton import compile_triton
 

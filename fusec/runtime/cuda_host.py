@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 from fusec.codegen.cuda import print_cuda
 from fusec.codegen.cuda_place import constants, index_type
+from fusec.codegen.cuda_turns import shared_bytes
 from fusec.codegen.kernel import Form, Kernel
 from fusec.codegen.lower import reductions_of
 from fusec.codegen.parameters import accumulated, part_buffer
@@ -41,6 +42,27 @@ static void check(const char* name, const torch::Tensor& tensor, torch::ScalarTy
 }
 
 """
+_AT_ONCE = """
+// How many clusters of `cluster` blocks the GPU holds at a time.
+template <class Kernel>
+static int64_t clusters_at_once(Kernel kernel, unsigned threads, unsigned cluster, size_t shared) {
+  C10_CUDA_CHECK(cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared));
+  cudaLaunchAttribute attribute{};
+  attribute.id = cudaLaunchAttributeClusterDimension;
+  attribute.val.clusterDim.x = cluster;
+  attribute.val.clusterDim.y = attribute.val.clusterDim.z = 1;
+  cudaLaunchConfig_t config{};
+  config.gridDim = dim3(cluster);
+  config.blockDim = dim3(threads);
+  config.dynamicSmemBytes = shared;
+  config.attrs = &attribute;
+  config.numAttrs = 1;
+  int clusters = 0;
+  C10_CUDA_CHECK(cudaOccupancyMaxActiveClusters(&clusters, kernel, &config));
+  return clusters;
+}
+
+"""
 _TYPES = {
     "f64": "Double", "f32": "Float", "f16": "Half", "bf16": "BFloat16",
     "f8e4m3": "Float8_e4m3fn", "f8e5m2": "Float8_e5m2",
@@ -66,8 +88,10 @@ def program_source(special: Specialization, kernels: Sequence[tuple[LaidOut, Ker
     """Kernels and host functions, ready for ``load_inline``."""
     writer = Writer("  ")
     _Host(special, kernels, writer).functions()
+    turns = any(kernel.config.turns for _, kernel in kernels)
     includes = "".join(f"{line}\n" for line in _INCLUDES)
-    return f"{includes}\n{sources_of(kernels)}{_CHECK}{writer.text()}"
+    at_once = _AT_ONCE if turns else ""
+    return f"{includes}\n{sources_of(kernels)}{_CHECK}{at_once}{writer.text()}"
 
 
 def declarations(special: Specialization) -> str:
@@ -201,9 +225,12 @@ class _Host:
         arguments += [f"static_cast<{n.dtype.cuda}>({n.input})" for n in kernel.numbers]
         index = index_type(kernel).cuda
         arguments += [f"static_cast<{index}>({_size(laid, s.source)})" for s in kernel.sizes]
-        threads = constants(kernel)["THREADS"]
+        threads, shared = constants(kernel)["THREADS"], shared_bytes(kernel)
+        if kernel.config.turns:
+            asked = f"{where}{kernel.name}, {threads}, {kernel.config.cluster}, {shared}"
+            line(f"const int64_t clusters = std::min(rows, clusters_at_once({asked}));")
         line(f"const int64_t blocks = {_blocks(kernel)};")
-        line(f"{where}{kernel.name}<<<blocks, {threads}, 0, stream>>>(")
+        line(f"{where}{kernel.name}<<<blocks, {threads}, {shared}, stream>>>(")
         for argument in arguments[:-1]:
             line(f"    {argument},")
         line(f"    {arguments[-1]});")
@@ -285,6 +312,8 @@ def _size(laid: LaidOut, source: tuple[str | int, ...]) -> str:
 def _blocks(kernel: Kernel) -> str:
     """How many blocks a launch needs."""
     config = kernel.config
+    if config.turns:
+        return f"clusters * {config.cluster}"
     if kernel.form is Form.FLAT:
         return _ratio("cols", config.block_cols)
     blocks = _ratio("rows", config.block_rows)

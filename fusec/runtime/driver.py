@@ -102,6 +102,17 @@ class CudaFunction:
         make = functools.partial(_Buffers, codes, threads, cluster, self.shared)
         return self._launcher(struct.Struct("@" + "".join(codes)), codes, make)
 
+    def clusters_at_once(self, threads: int, cluster: int) -> int:
+        """How many clusters of ``cluster`` blocks of this kernel the device holds at a time."""
+        buffers = _Buffers([], (threads, 1, 1), (cluster, 1, 1), self.shared, asked=True)
+        buffers.set_grid((cluster, 1, 1))
+        found = c_int()
+        with self._driver.context(self._context):
+            self._driver.call(
+                "cuOccupancyMaxActiveClusters", byref(found), self._handle, buffers.reference
+            )
+        return found.value
+
     def _launcher(
         self, layout: struct.Struct, codes: Sequence[str], make: Callable[[], _Buffers]
     ) -> Launch:
@@ -192,12 +203,18 @@ class _Buffers:
     __slots__ = ("attribute", "config", "grid", "parameters", "reference", "values")
 
     def __init__(
-        self, codes: Sequence[str], block: Dimensions, cluster: Dimensions, shared: int
+        self,
+        codes: Sequence[str],
+        block: Dimensions,
+        cluster: Dimensions,
+        shared: int,
+        *,
+        asked: bool = False,
     ) -> None:
         self.config = LaunchConfig(shared=shared)
         self.config.block_x, self.config.block_y, self.config.block_z = block
         self.attribute = LaunchAttribute(id=_ATTRIBUTE_CLUSTER)
-        if cluster != (1, 1, 1):
+        if asked or cluster != (1, 1, 1):
             self.attribute.value.cluster = ClusterDimensions(*cluster)
             self.config.attributes = ctypes.pointer(self.attribute)
             self.config.attribute_count = 1

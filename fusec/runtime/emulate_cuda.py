@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fusec.codegen.cuda import print_cuda
 from fusec.codegen.cuda_helpers import HELPERS
 from fusec.codegen.cuda_place import constants, parameters
+from fusec.codegen.cuda_turns import shared_bytes
 from fusec.codegen.kernel import Kernel
 from fusec.errors import InternalError
 from fusec.runtime.build_cpp import build_cpp
@@ -46,24 +47,46 @@ inline float16 narrow_float16(float x) {
 """,
     "load_early": HELPERS["load_vector"].replace("load_vector", "load_early"),
     "expect": """
-inline void expect(unsigned long long& barrier, unsigned bytes) { barrier = bytes; }
+inline void expect(unsigned long long& barrier, unsigned bytes) {
+  barrier = 0;
+  cuda_on_cpu::counter(barrier).arrive(bytes);
+}
 """,
     "send": """
 inline void send(unsigned long long& slot, unsigned long long bits, unsigned long long& barrier,
                  int rank) {
   *static_cast<unsigned long long*>(cuda_on_cpu::of_block(&slot, rank)) = bits;
-  *static_cast<unsigned long long*>(cuda_on_cpu::of_block(&barrier, rank)) -= sizeof(bits);
+  cuda_on_cpu::counter(cuda_on_cpu::of_block(&barrier, rank)).complete(sizeof(bits));
   cuda_on_cpu::progress = true;
 }
 """,
     "receive": """
 inline void receive(unsigned long long& barrier) {
-  while (barrier != 0) cuda_on_cpu::yield();
+  while (cuda_on_cpu::counter(barrier).phase == 0) cuda_on_cpu::yield();
 }
 """,
     "quick_exp": "\ninline float quick_exp(float x) { return expf(x); }\n",
+    "expect_again": """
+inline void expect_again(unsigned long long& barrier, unsigned bytes) {
+  cuda_on_cpu::counter(barrier).arrive(bytes);
+}
+""",
+    "receive_again": """
+inline void receive_again(unsigned long long& barrier, int again) {
+  while (cuda_on_cpu::counter(barrier).phase == again % 2) cuda_on_cpu::yield();
+}
+""",
+    "copy_ahead": """
+template <class T>
+void copy_ahead(Vector<T>& to, const T* from, bool inside) {
+  to = {};
+  if (inside) memcpy(&to, from, sizeof(to));
+}
+""",
+    "copied": "\ninline void copied() {}\n",
     "quick_divide": "\ninline float quick_divide(float a, float b) { return a / b; }\n",
 }
+_GIVEN = "extern __shared__ __align__(16) unsigned char memory[];"  # by a launch
 _SHARED = re.compile(r"__shared__ ([\w ]+) (\w+)((?:\[[^\]]+\])*);")
 # Signed overflow stays undefined, as it is for nvcc and NVRTC.
 _FLAGS = ("-O1", "-fno-openmp", "-fno-wrapv", "-w")
@@ -106,6 +129,7 @@ def host_source(kernel: Kernel) -> str:
     text = print_cuda(kernel)
     for name, portable in _PORTABLE.items():
         text = text.replace(HELPERS[name], portable)
+    text = text.replace(_GIVEN, f"__shared__ unsigned char memory[{shared_bytes(kernel)}];")
     names = ", ".join(name for name, _ in parameters(kernel))
     passed = ", ".join(f"{kind} {name}" for name, kind in parameters(kernel))
     fixed = constants(kernel)

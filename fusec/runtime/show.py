@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusec.codegen.candidates import unspilled
 from fusec.codegen.cpp import print_cpp
-from fusec.codegen.describe import describe
+from fusec.codegen.describe import describe, turns_text
 from fusec.codegen.kernel import Config, Kernel
 from fusec.codegen.schedule_cuda import CLUSTERS_SINCE
 from fusec.errors import DTypeError, UnknownNameError, UnsupportedError, did_you_mean
@@ -265,6 +265,9 @@ def _plan(view: View, backend: str, target: str | None) -> str:
         lines.append(f"  {region.reason}")
         if laid.reason is not None:
             lines.append(f"  CUDA C++ on a GPU: {laid.reason}")
+        turns = turns_text(laid.config, [laid.accesses[k].name for k in laid.config.staged])
+        if turns:
+            lines.append(f"  {turns}")
         if chosen is not None and chosen.backend == "cuda" and backend != "cpp":
             lines += _needs(view, special, laid, chosen)
         built = [v for v in special.variants if v.facts and v.kernel.startswith(region.name)]

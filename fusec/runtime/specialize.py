@@ -18,7 +18,7 @@ from fusec import settings
 from fusec.codegen import schedule, schedule_cuda
 from fusec.codegen.kernel import Config, Form, Kernel
 from fusec.codegen.layout import Arrangement, Operand, arrange, operands
-from fusec.codegen.lower import CPP, CUDA, TRITON, Job, lower, runs_along, sweeps_of
+from fusec.codegen.lower import CPP, CUDA, TRITON, Job, lower, reductions_of, runs_along, sweeps_of
 from fusec.errors import InternalError
 from fusec.ir.dtypes import DType
 from fusec.ir.graph import Graph, InputSpec, Output
@@ -38,10 +38,7 @@ INCLUDE = Path(__file__).parent.parent / "codegen" / "include"
 
 @dataclass(frozen=True, slots=True)
 class Argument:
-    """What specialising sees of one argument:
-
-    Type, shape and strides (elements), or only a type for a number.
-    """
+    """What is seen of an argument: type, shape, strides (elements); of a number only the type."""
 
     dtype: DType
     shape: tuple[int, ...] = ()
@@ -287,8 +284,9 @@ def lay_out(
         config = schedule.choose_cpp(form, accesses, arrangement, sweeps_of(region, CPP.online))
     elif backend == "cuda":
         even = [_begins_even(special, operand, where.aligned) for operand in accesses]
+        capability, count = where.capability, len(reductions_of(region))
         config = schedule_cuda.choose_cuda(
-            form, accesses, arrangement, even, where.capability, invariant, running
+            form, accesses, arrangement, even, capability, invariant, running, count
         )
     else:
         config = schedule.choose_triton(form, accesses, arrangement, invariant)
@@ -384,9 +382,11 @@ def kernel_of(special: Specialization, job: LaidOut, part: int = 0, plain: bool 
     )
 
 
-def grid_of(kernel: Kernel, rows: int, cols: int) -> tuple[int, int, int]:
-    """How many programs a launch needs."""
+def grid_of(kernel: Kernel, rows: int, cols: int, clusters: int = 0) -> tuple[int, int, int]:
+    """How many programs a launch needs; ``clusters`` of them are on the device at once."""
     config = kernel.config
+    if config.turns:
+        return (schedule_cuda.blocks_that_stay(config, rows, clusters), 1, 1)
     if kernel.columns:
         return (config.chunks, 1, 1)
     row_blocks = -(-rows // config.block_rows) * (config.splits if kernel.divided else 1)

@@ -14,12 +14,13 @@ from typing import TYPE_CHECKING, Any
 from fusec import settings
 from fusec.codegen.candidates import unspilled
 from fusec.codegen.cpp import packed_entry, parameters, print_cpp
+from fusec.codegen.describe import turns_text
 from fusec.codegen.kernel import Config, Kernel, Pointer
 from fusec.codegen.schedule_cuda import CLUSTERS_SINCE
 from fusec.ir.dtypes import DType
 from fusec.ir.node import Dim
 from fusec.runtime.counters import COUNTERS, OncePerKey
-from fusec.runtime.prepared import Step, StepPlan, step_of
+from fusec.runtime.prepared import Step, StepPlan, cuda_function, step_of
 from fusec.runtime.specialize import (
     INCLUDE,
     LaidOut,
@@ -211,7 +212,19 @@ def _gpu_step(wiring: Wiring, position: int, laid: LaidOut, part: int, plan: Ste
         return built
 
     built: StepPlan = _once.get(special.built, (*key, "binary"), make)
-    return step_of(built._replace(values=plan.values, grid=plan.grid), device)
+    plan = built._replace(values=plan.values, grid=plan.grid)
+    return step_of(_filled(wiring, position, laid, part, plan), device)
+
+
+def _filled(wiring: Wiring, position: int, laid: LaidOut, part: int, plan: StepPlan) -> StepPlan:
+    """With blocks that stay: as many as this device holds."""
+    if not laid.config.turns:
+        return plan
+    function = cuda_function(plan, wiring.device.index or 0)
+    at_once = function.clusters_at_once(plan.block, plan.cluster)
+    kernel = _kernel(wiring.special, position, laid, part)
+    rows, cols = laid.arrangement.rows, laid.arrangement.cols
+    return plan._replace(grid=grid_of(kernel, rows, cols, at_once))
 
 
 def _key(position: int, laid: LaidOut, part: int) -> tuple[object, ...]:
@@ -309,6 +322,8 @@ def _note_code(special: Specialization, laid: LaidOut, kernel: Kernel, code: Cod
     if laid.backend == "cuda":
         why += f"{config.threads} threads, {config.lanes} lanes, {config.vectors} vectors, "
         why += f"{config.block_rows} rows a block, cluster {config.cluster}"
+        turns = turns_text(config, [laid.accesses[k].name for k in config.staged])
+        why += f"; {turns}" if turns else ""
         why += f"; chosen because {laid.reason}" if laid.reason else ""
     else:
         why += f"block {config.block_rows} x {config.block_cols}; multiples of 16: {code.even}"

@@ -101,6 +101,15 @@ CUresult CUDAAPI cuFuncSetAttribute(CUfunction, CUfunction_attribute attribute, 
   else return CUDA_ERROR_INVALID_VALUE;
   return CUDA_SUCCESS;
 }
+CUresult CUDAAPI cuOccupancyMaxActiveClusters(int *clusters, CUfunction function,
+                                              const CUlaunchConfig *config) {
+  if (current() != reinterpret_cast<Function *>(function)->context) return CUDA_ERROR_INVALID_CONTEXT;
+  if (config->numAttrs != 1 || config->attrs->id != CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION)
+    return CUDA_ERROR_INVALID_VALUE;
+  fake_config = *config;
+  *clusters = 120 / config->attrs->value.clusterDim.x;
+  return CUDA_SUCCESS;
+}
 CUresult CUDAAPI cuFuncGetParamInfo(CUfunction, size_t index, size_t *offset, size_t *size) {
   if (index >= sizeof(sizes) / sizeof(*sizes)) return CUDA_ERROR_INVALID_VALUE;
   *offset = 0;

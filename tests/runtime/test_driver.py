@@ -104,6 +104,14 @@ def test_blocks_and_clusters_have_dimensions(fake: ctypes.CDLL) -> None:
     assert number(fake, "fake_non_portable") == 1
 
 
+def test_the_device_says_how_many_clusters_it_holds(fake: ctypes.CDLL) -> None:
+    function = load_function(CUBIN, "add", 1000, 0)
+    assert [function.clusters_at_once(256, cluster) for cluster in (8, 4, 1)] == [15, 30, 120]
+    config = LaunchConfig.in_dll(fake, "fake_config")
+    assert (config.block_x, config.shared, config.grid_x) == (256, 1000, 1)
+    assert (number(fake, "fake_launches"), fake.fake_current()) == (0, -1)
+
+
 def test_an_empty_grid_launches_nothing(fake: ctypes.CDLL) -> None:
     launch = load_function(CUBIN, "add", 0, 0).prepare(TYPES, 128)
     launch((0, 1, 1), 0, Arrays(1).values(1.0))

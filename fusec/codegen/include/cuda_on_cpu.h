@@ -178,6 +178,34 @@ inline void* of_block(void* place, int rank) {
   __builtin_trap();
 }
 
+// An mbarrier that one thread arrives at in each phase, with the bytes that are to come in it.
+struct Counter {
+  int pending;  // bytes; below 0 when they come before the thread
+  bool arrived, phase;
+  void complete(int bytes) {
+    pending -= bytes;
+    turn();
+  }
+  void arrive(int bytes) {
+    if (arrived) __builtin_trap();
+    arrived = true;
+    pending += bytes;
+    turn();
+  }
+  void turn() {
+    if (!arrived || pending != 0) return;
+    arrived = false;
+    phase = !phase;
+    progress = true;
+  }
+};
+
+inline Counter& counter(void* barrier) {
+  static_assert(sizeof(Counter) == sizeof(unsigned long long));
+  return *static_cast<Counter*>(barrier);
+}
+inline Counter& counter(unsigned long long& barrier) { return counter(static_cast<void*>(&barrier)); }
+
 inline void start(Fiber& fiber, char* stack) {
   fiber.started = fiber.done = fiber.in_cluster_barrier = false;
   getcontext(&fiber.first);
