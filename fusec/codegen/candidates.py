@@ -1,7 +1,7 @@
 """Configs around a choice of ``schedule.py``: the nearest first, which the tuner tries, and those
 that ask for fewer registers, for a kernel that spills.
 
-May import ``codegen.kernel``.
+May import ``fusec.errors``, ``codegen.kernel`` and ``codegen.schedule``.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from itertools import product
 
 from fusec.codegen.kernel import Config, Form
 from fusec.codegen.schedule import STREAM_BLOCK, STREAM_ROW_BLOCK
+from fusec.errors import BuildError
 
 _FACTORS = (1.0, 0.5, 2.0, 0.25, 4.0)
 _MOST_WARPS = 32
@@ -89,9 +90,18 @@ def unspilled(
     """The Config, or where its kernel spills the last of those after it that spill ever less; and
     in words why it is not the one that the rules chose.
 
-    ``local_bytes``: what a thread of the kernel with a Config has in local memory.
+    ``local_bytes``: what a thread of the kernel with a Config has in local memory. Where Triton
+    itself fails over several rows (3.4 to 3.6 do, over four results that are one value a row), a
+    program takes one. Raises BuildError where a compiler refuses that too.
     """
-    best, first = config, local_bytes(config)
+    try:
+        best, first = config, local_bytes(config)
+    except BuildError:
+        if backend != "triton" or form is not Form.ROWS or not _has_other_rows(config):
+            raise
+        alone = replace(config, block_rows=1)
+        local_bytes(alone)
+        return alone, f"1 row a program instead of {config.block_rows}: Triton failed over those"
     least = first
     while least > SPILLS_ALLOWED:
         other = relaxed(best, form, backend)
@@ -102,6 +112,11 @@ def unspilled(
         return config, None
     change = ", ".join(_changes(config, best))
     return best, f"{change}, since {first} bytes a thread spilled, and {least} do now"
+
+
+def _has_other_rows(config: Config) -> bool:
+    """Whether a program takes several rows, each of which it could take alone."""
+    return config.block_rows > 1 and not config.lanes_along_rows
 
 
 def relaxed(config: Config, form: Form, backend: str) -> Config | None:

@@ -18,6 +18,7 @@ import fusec
 from fusec.codegen import schedule_cuda
 from fusec.codegen.candidates import SPILLS_ALLOWED, relaxed, unspilled
 from fusec.codegen.kernel import Config, Form
+from fusec.errors import BuildError
 from fusec.runtime import codes, steps
 from fusec.runtime.build_cuda import compile_cuda, find_compiler
 from fusec.runtime.build_triton import Target
@@ -118,6 +119,32 @@ def test_what_does_not_help_is_not_taken() -> None:
 
     assert unspilled(ROW, Form.ROWS, "cuda", always) == (ROW, None)
     assert len(tried) == 2  # one that does not help ends the search
+
+
+def test_rows_over_which_triton_fails_are_taken_one_by_one() -> None:
+    def local_bytes(config: Config) -> int:
+        if config.block_rows > 1:
+            raise BuildError("PassManager::run failed")
+        return 0
+
+    several = Config(4, 64, warps=1)
+    alone = replace(several, block_rows=1)
+    assert unspilled(several, Form.ROWS, "triton", local_bytes) == (
+        alone, "1 row a program instead of 4: Triton failed over those",
+    )  # fmt: skip
+    for config, form, backend in (
+        (several, Form.ROWS, "cuda"), (several, Form.TILE, "triton"),
+        (replace(several, lanes_along_rows=True), Form.ROWS, "triton"),
+    ):  # fmt: skip
+        with pytest.raises(BuildError):
+            unspilled(config, form, backend, local_bytes)
+
+
+def test_a_formula_that_triton_36_does_not_compile_over_several_rows() -> None:
+    text = "m = mean(x)\na = m*2\na, m, sqrt(a), m*3"
+    assert ".visible .entry" in fusec.compile(text, backend="triton").show(
+        "ptx", torch.empty(1000, 64, device="meta"), target="sm_90"
+    )
 
 
 def every(config: Config, form: Form, backend: str) -> list[Config]:
