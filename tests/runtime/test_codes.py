@@ -102,7 +102,7 @@ def test_a_config_that_does_not_spill_stays() -> None:
 
 
 def test_the_next_config_is_taken_while_it_spills_less() -> None:
-    spills = {3: 96, 2: 64, 1: 8}
+    spills = {3: 96, 2: 80, 1: 8}
     config, why = unspilled(ROW, Form.ROWS, "cuda", lambda config: spills[config.blocks])
     assert config == replace(ROW, blocks=1)
     assert why == (
