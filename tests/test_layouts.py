@@ -325,3 +325,14 @@ def test_positions_along_an_axis_of_length_one(backend: Backend) -> None:
         assert torch.equal(first.cpu(), torch.arange(shape[0]).float()[:, None].expand(shape))
         (at,) = backend.run("argmin(index(-2) + i64(x), axis=-2)", x)
         assert at.tolist() == [0] * shape[1]
+
+
+@pytest.mark.parametrize(
+    ("formula", "tile"),
+    [("exp(x - m) * g", "1 x 4096"), ("x + m", "1 x 2048"), ("x * 2 + m - m^2", "1 x 2048")],
+)
+def test_tiles_are_wider_where_several_values_of_a_row_come_first(formula: str, tile: str) -> None:
+    x, row = (torch.empty(64, n, dtype=torch.bfloat16, device="meta") for n in (32768, 1))
+    function = fusec.compile(formula, backend="triton")
+    examples = [x if name == "x" else row for name in function.inputs]
+    assert f"tile {tile}, 4 warps" in function.show("kernel", *examples)

@@ -127,12 +127,13 @@ def _elements(accesses: tuple[Operand, ...], arrangement: Arrangement) -> int:
 
 def _tile(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -> Config:
     """Wide tiles where every operand runs along the columns, square ones where one does not; wider
-    ones where values of a row have to be fetched first, as for the gradient of a cross-entropy.
+    ones where several values of a row have to be fetched first, as for the gradient of a
+    cross-entropy. One, as a bias, does not pay for them.
     """
     if any(strides and strides[-1] not in (0, 1) for strides in arrangement.layout.strides):
         return Config(64, 64, warps=4, wide_index=wide)
     elements = _elements(accesses, arrangement)
-    if any(_is_of_rows(k, arrangement) for k in range(len(accesses))):
+    if sum(_is_of_rows(k, arrangement) for k in range(len(accesses))) > 1:
         elements *= 2
     columns = min(_cover(arrangement.cols), elements)
     return Config(max(1, elements // columns), columns, warps=4, wide_index=wide)
