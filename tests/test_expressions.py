@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from fusec.codegen.cpp_dialect import Cpp
 from fusec.codegen.kernel import Apply, Convert, Expr, Level, Literal, Masked, Ref
-from fusec.codegen.triton import _Triton
+from fusec.codegen.triton_dialect import Triton
 from fusec.ir.dtypes import BF16, BOOL, F16, F32, F64, I8, I32, I64, U8, DType
 from fusec.ir.ops import OPS, Call, Infix, Prefix, Suffix, Template
 from fusec.runtime.build_cpp import build_cpp
@@ -99,7 +99,7 @@ def trees(draw: Any) -> Expr:
 
 # -- Triton: the text against the tree ------------------------------------------------------------
 
-TRITON = _Triton("mask")
+TRITON = Triton("mask")
 _OPERATORS: dict[str, type[ast.AST]] = {
     "+": ast.Add, "-": ast.Sub, "*": ast.Mult, "/": ast.Div,
     "&": ast.BitAnd, "|": ast.BitOr, "^": ast.BitXor,
