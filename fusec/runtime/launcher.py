@@ -65,6 +65,7 @@ class _State:
         self.ways: launcher_torch.Ways | None = None
         self.allocations: dict[torch.device, launcher_torch.Allocate | None] = {}
         self.cuda_ready = False
+        self.cuda_tried = False  # to read tensors of a GPU by short ways
         self.lock = threading.Lock()
 
 
@@ -187,7 +188,6 @@ def _cpp_step(step: StepPlan, threads: int) -> tuple[object, ...]:
 def _cuda_step(step: StepPlan, device: torch.device) -> tuple[object, ...]:
     import torch
 
-    from fusec.runtime import launcher_torch
     from fusec.runtime.driver import codes
     from fusec.runtime.libcuda import cuda_driver
     from fusec.runtime.prepared import cuda_function
@@ -198,9 +198,7 @@ def _cuda_step(step: StepPlan, device: torch.device) -> tuple[object, ...]:
             torch._C._cuda_getCurrentRawStream, *driver.addresses(), driver.device_count > 1
         )
         _state.cuda_ready = True
-        if _state.ways is not None:
-            _state.ways = launcher_torch.with_cuda(_state.ways, index)
-            _state.module.setup_tensors(*_state.ways)
+    _find_cuda_ways(index)
     function = cuda_function(step, index)
 
     def fail(code: int) -> None:
@@ -212,6 +210,21 @@ def _cuda_step(step: StepPlan, device: torch.device) -> tuple[object, ...]:
         function.context_address, step.grid, (step.block, 1, 1), (step.cluster, 1, 1),
         step.shared, index, fail,
     )  # fmt: skip
+
+
+def _find_cuda_ways(index: int) -> None:
+    """Prove the short ways for tensors of a GPU, once; not while a graph is captured, which forbids
+    to try them, and must not leave all later calls to Python.
+    """
+    import torch
+
+    from fusec.runtime import launcher_torch
+
+    if _state.ways is None or _state.cuda_tried or torch.cuda.is_current_stream_capturing():
+        return
+    _state.cuda_tried = True
+    _state.ways = launcher_torch.with_cuda(_state.ways, index)
+    _state.module.setup_tensors(*_state.ways)
 
 
 # -- building and loading -------------------------------------------------------------------------

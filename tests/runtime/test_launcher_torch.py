@@ -277,6 +277,24 @@ def test_a_nested_or_batched_tensor_goes_to_python_without_a_word(
     assert capfd.readouterr().err == ""
 
 
+def test_ways_for_a_gpu_are_not_sought_during_a_capture(monkeypatch: pytest.MonkeyPatch) -> None:
+    state, asked = launcher._state, []
+
+    def with_cuda(known: object, index: int) -> object:
+        asked.append(index)
+        return known
+
+    monkeypatch.setattr(state, "cuda_tried", False)
+    monkeypatch.setattr(launcher_torch, "with_cuda", with_cuda)
+    capturing = [True, False]
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: capturing.pop(0))
+    launcher._find_cuda_ways(0)
+    assert not asked
+    for _ in range(2):
+        launcher._find_cuda_ways(0)
+    assert asked == [0]
+
+
 # -- modes -----------------------------------------------------------------------------------------
 
 

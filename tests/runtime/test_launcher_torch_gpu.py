@@ -52,6 +52,28 @@ def test_gpu_proof_in_a_capture() -> None:
     torch.cuda.synchronize()
 
 
+def test_gpu_a_first_plan_in_a_capture_leaves_the_short_ways_open() -> None:
+    import torch
+
+    x = torch.ones(3, device="cuda")
+    known("x + 1", x)
+    state, whole = launcher._state, launcher._state.ways
+    state.ways, state.cuda_tried = launcher_torch.ways(), False
+    state.module.setup_tensors(*state.ways)
+    try:
+        function = fusec.compile("x * 3 + 1")
+        function(x)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            function(x)
+            function(x)
+        known("x * 5", x)
+        assert state.ways == whole
+    finally:
+        state.ways, state.cuda_tried = whole, True
+        state.module.setup_tensors(*whole)
+
+
 def test_gpu_every_layout_and_type_either_way() -> None:
     import torch
 
