@@ -4,8 +4,8 @@ A small extension module (``launcher_sources``) takes over the calls that were m
 No first call waits for it: it is loaded when a call is repeated, and where it is not in the cache
 yet a compiler makes it meanwhile, at low priority, once calls are repeated often or bound. Without
 a compiler, or Python's headers, every call goes through Python. May import ``settings``,
-``runtime.cache``, ``runtime.prepared``, ``runtime.launcher_torch``, ``runtime.build_cpp`` and
-``runtime.driver``.
+``runtime.cache``, ``runtime.prepared``, ``runtime.launcher_torch``, ``runtime.launcher_steps``,
+``runtime.build_cpp`` and ``runtime.libcuda``.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusec import settings
 from fusec.runtime.cache import Entry, default_store, digest
+from fusec.runtime.launcher_steps import cpp_step, cuda_step
 
 if TYPE_CHECKING:
     import torch
@@ -46,11 +47,6 @@ _FLAGS = (
     *(("-undefined", "dynamic_lookup") if sys.platform == "darwin" else ()),
 )  # fmt: skip
 _MOST_SLOTS, _MOST_INPUTS = 64, 32  # MOST of plan.h
-# The types of C++ parameters, as codes of the struct module.
-_CODES = {
-    "float": "f", "double": "d", "bool": "?", "int64_t": "q", "int32_t": "i", "int16_t": "h",
-    "int8_t": "b", "uint8_t": "B",
-}  # fmt: skip
 
 
 class _State:
@@ -146,7 +142,7 @@ def _plan(prepared: Prepared, inputs: int, given: bool) -> Any:
         *map(_maker, prepared.make_temporaries),
     )
     steps = tuple(
-        _cpp_step(step, ready.template[-1]) if step.backend == "cpp"
+        cpp_step(step, ready.template[-1]) if step.backend == "cpp"
         else _cuda_step(step, prepared.device)
         for step, ready in zip(plan.steps, prepared.steps, strict=True)
     )  # fmt: skip
@@ -172,25 +168,10 @@ def _maker(make: Any) -> Any:
     return allocate, (tuple(like.shape), like.stride(), like.dtype), like
 
 
-def _cpp_step(step: StepPlan, threads: int) -> tuple[object, ...]:
-    from fusec.runtime.build_cpp import packed_address
-
-    codes = "".join("Q" if kind.endswith("*") else _CODES[kind] for kind in step.types)
-    address = packed_address(step.binary, step.entry)
-    one = (1, 1, 1)
-    return (
-        codes.encode(), (*step.values, threads), step.pointers,
-        tuple((place, at) for place, at, *_ in step.scalars), address, 0, one, one, one, 0,
-        None, None,
-    )  # fmt: skip
-
-
 def _cuda_step(step: StepPlan, device: torch.device) -> tuple[object, ...]:
     import torch
 
-    from fusec.runtime.driver import codes
     from fusec.runtime.libcuda import cuda_driver
-    from fusec.runtime.prepared import cuda_function
 
     driver, index = cuda_driver(), device.index or 0
     if not _state.cuda_ready:
@@ -199,17 +180,7 @@ def _cuda_step(step: StepPlan, device: torch.device) -> tuple[object, ...]:
         )
         _state.cuda_ready = True
     _find_cuda_ways(index)
-    function = cuda_function(step, index)
-
-    def fail(code: int) -> None:
-        raise driver.error(code, f"the launch of {step.entry}")
-
-    return (
-        codes(step.types).encode(), step.values, step.pointers,
-        tuple((place, at) for place, at, *_ in step.scalars), function.address,
-        function.context_address, step.grid, (step.block, 1, 1), (step.cluster, 1, 1),
-        step.shared, index, fail,
-    )  # fmt: skip
+    return cuda_step(step, index)
 
 
 def _find_cuda_ways(index: int) -> None:
