@@ -289,6 +289,7 @@ def test_the_plan_says_it() -> None:
 # -- what the compilers say -----------------------------------------------------------------------
 
 
+# Machine code is looked at, and only NVIDIA's compilers make it; results are tested without them.
 @pytest.mark.skipif(find_compiler() is None, reason="neither NVRTC nor nvcc is installed")
 @pytest.mark.parametrize(
     ("text", "length", "dtype"),

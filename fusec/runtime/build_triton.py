@@ -307,7 +307,9 @@ def _link_if_possible() -> None:
     backend: Any = HIPBackend
     try:
         getattr(backend, "path_to_rocm_lld", int)()
-    except Exception as error:  # Triton raises it bare; its words tell it from others
+    except Exception as error:
+        # Triton raises a bare Exception for a missing linker, so no narrower type can be caught;
+        # whatever does not speak of one goes on.
         if "linker" not in str(error):
             raise
         backend.make_hsaco = staticmethod(lambda *_, **__: b"")
