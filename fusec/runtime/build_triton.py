@@ -32,6 +32,8 @@ _BINARY_STAGES = ("cubin", "hsaco")
 # Variables that say where Triton puts things, and not what it makes.
 _PLACES = re.compile(r"TRITON_(HOME|INTERPRET|.*(_DIR|_CACHE_MANAGER|_BACKEND|_PATH))")
 _DISASSEMBLE_TIMEOUT = 120.0  # seconds
+_MISCOUNTED = "SystemError: AST constructor recursion depth mismatch"
+_PARSINGS = 8  # one in thousands goes wrong, and only while other threads parse
 
 
 @dataclass(frozen=True)
@@ -219,7 +221,7 @@ def _source_path(store: Store, source: str) -> Iterator[Path]:
 def _compile(store: Store, program: TritonProgram, target: Target, path: Path) -> dict[str, bytes]:
     try:
         with store.scratch() as directory, private_cache(directory):
-            kernel = _run_triton(program, target, path)
+            kernel = _run_triton_again(program, target, path)
     except (UnsupportedError, InternalError):
         raise
     except Exception as error:  # whatever Triton, LLVM or ptxas raises: shown as our one error
@@ -255,6 +257,22 @@ def _chain(error: BaseException) -> str:
         lines.append(f"{type(link).__name__}: {link}")
         link = link.__cause__
     return "\n".join(lines)
+
+
+def _run_triton_again(program: TritonProgram, target: Target, path: Path) -> Any:
+    """`_run_triton`, again where Python lost count of the depth of a syntax tree.
+
+    Python counts it once for all threads, and Triton parses a kernel: where a collection runs in
+    the middle and another thread parses as well, Python raises a SystemError that says nothing
+    about the source (python/cpython issue 106905).
+    """
+    for _ in range(_PARSINGS - 1):
+        try:
+            return _run_triton(program, target, path)
+        except Exception as error:
+            if _MISCOUNTED not in _chain(error):
+                raise
+    return _run_triton(program, target, path)
 
 
 def _run_triton(program: TritonProgram, target: Target, path: Path) -> Any:

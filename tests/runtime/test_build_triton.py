@@ -5,6 +5,7 @@ import sys
 import textwrap
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -177,6 +178,49 @@ def test_threads_compile_at_once() -> None:
     for thread in threads:
         thread.join()
     assert len({binary.binary for binary in found.values()}) == 3
+
+
+@pytest.mark.parametrize("times", [1, 7, 8])
+@pytest.mark.parametrize("wrapped", [False, True])
+def test_threads_that_parse_at_once_may_confuse_python(
+    times: int, wrapped: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Python counts the depth of syntax trees for all threads together, and may lose count."""
+    run = build_triton._run_triton
+    failures: list[SystemError] = []
+
+    def fail_first(*arguments: Any) -> Any:
+        if len(failures) == times:
+            return run(*arguments)
+        failures.append(
+            SystemError("AST constructor recursion depth mismatch (before=42, after=39)")
+        )
+        if wrapped:
+            raise ValueError("at 12:4") from failures[-1]
+        raise failures[-1]
+
+    monkeypatch.setattr(build_triton, "_run_triton", fail_first)
+    if times < 8:
+        assert compile_for("sm_90").binary
+    else:
+        with pytest.raises(BuildError, match="could not compile add") as caught:
+            compile_for("sm_90")
+        assert "recursion depth mismatch" in caught.value.tool_output
+    assert len(failures) == times
+
+
+def test_other_system_errors_are_raised_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    runs: list[int] = []
+
+    def fail(*arguments: Any) -> Any:
+        runs.append(1)
+        raise SystemError("bad call flags")
+
+    monkeypatch.setattr(build_triton, "_run_triton", fail)
+    with pytest.raises(BuildError) as caught:
+        compile_for("sm_90")
+    assert "bad call flags" in caught.value.tool_output
+    assert len(runs) == 1
 
 
 def test_a_memory_only_cache_compiles(monkeypatch: pytest.MonkeyPatch) -> None:
