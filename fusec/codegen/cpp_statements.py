@@ -15,6 +15,7 @@ from fusec.codegen.expr import position_text
 from fusec.codegen.kernel import (
     Access,
     Accumulate,
+    Accumulator,
     AddColumns,
     Apply,
     Comment,
@@ -36,8 +37,15 @@ from fusec.codegen.writer import Writer
 from fusec.ir.dtypes import DType
 from fusec.ir.ops import OPS, Infix
 
-PARALLEL = "#pragma omp parallel for num_threads(threads) schedule(static)"
 SIMD = "#pragma omp simd"
+
+
+def parallel(team: str) -> str:
+    """What shares the loop below it out over so many threads."""
+    return f"#pragma omp parallel for num_threads({team}) schedule(static)"
+
+
+PARALLEL = parallel("threads")
 IN_TILE = "(row - row_start) * fusec::TILE + col - col_start"  # where a tile holds an element
 
 
@@ -72,9 +80,13 @@ class Statements:
         with self.writer.block("{", "}"):
             for name, dtype in kept:
                 self.writer.line(f"const fusec::Row<{dtype.cpp}> {name}(cols);")
-            for name, dtype in self.kernel.blocks:
-                self.writer.line(f"fusec::Block<{dtype.cpp}, BLOCK> {name};")
+            self.declare_blocks()
             yield "#pragma omp for schedule(static)"
+
+    def declare_blocks(self) -> None:
+        """The buffers of a thread for results on their way past the caches."""
+        for name, dtype in self.kernel.blocks:
+            self.writer.line(f"fusec::Block<{dtype.cpp}, BLOCK> {name};")
 
     def columns(
         self,
@@ -93,7 +105,7 @@ class Statements:
                 self.variables(Level.COL)
                 self.statements(statements)
             return
-        with self.stretches("start", end, "BLOCK"):
+        with self.stretches("start", end, "BLOCK", start):
             self.writer.line(f"const int64_t count = fusec::minimum({end} - start, BLOCK);")
             for access in self.kernel.ahead:
                 place = self.at_start(access, "row", "start + fusec::AHEAD")
@@ -119,9 +131,11 @@ class Statements:
             f"for (int64_t {variable} = {start}; {variable} < {bound}; ++{variable}) {{", "}"
         )
 
-    def stretches(self, start: str, bound: str, step: str) -> AbstractContextManager[None]:
+    def stretches(
+        self, start: str, bound: str, step: str, first: str = "0"
+    ) -> AbstractContextManager[None]:
         return self.writer.block(
-            f"for (int64_t {start} = 0; {start} < {bound}; {start} += {step}) {{", "}"
+            f"for (int64_t {start} = {first}; {start} < {bound}; {start} += {step}) {{", "}"
         )
 
     def variables(self, level: Level) -> None:
@@ -195,15 +209,22 @@ class Statements:
             self.writer.line(f"{statement.sums.lanes}.data[col] += {added};")
             return
         accumulator = statement.accumulator
+        place = self.running(accumulator)
+        self.combine(accumulator, place, accumulator.accumulate, statement.value)
+
+    def running(self, accumulator: Accumulator) -> str:
+        """What the statements of a sweep call a running value."""
+        return f"{accumulator.lanes}[lane]"
+
+    def combine(self, accumulator: Accumulator, place: str, kind: DType, value: Expr) -> None:
+        """Take ``value`` into the running value at ``place``."""
         assert accumulator.op.combine is not None
-        kind = accumulator.accumulate
-        lanes = Ref(f"{accumulator.lanes}[lane]", kind, Level.TILE)
-        value = statement.value
+        running = Ref(place, kind, Level.TILE)
         if isinstance(value, Literal):
             value = Literal(value.value, kind)
-        joined = Apply(OPS[accumulator.op.combine], (lanes, value), kind, kind, Level.TILE)
+        joined = Apply(OPS[accumulator.op.combine], (running, value), kind, kind, Level.TILE)
         form = joined.op.cpp.pick(joined.operand, joined.fast)
         if isinstance(form, Infix):
-            self.writer.line(f"{lanes.name} {form.symbol}= {self.dialect.text(value)};")
+            self.writer.line(f"{place} {form.symbol}= {self.dialect.text(value)};")
         else:
-            self.writer.line(f"{lanes.name} = {self.dialect.text(joined)};")
+            self.writer.assign(place, f"{self.dialect.text(joined)};")

@@ -57,6 +57,7 @@ def describe(kernel: Kernel) -> str:
             f"tile {config.block_rows} x {config.block_cols}, {config.warps} warps, "
             f"{'resident' if config.resident else 'looped'}{', even' if config.even else ''}"
             f"{', lanes along rows' if config.lanes_along_rows else ''}"
+            f"{', in parts' if config.shared else ''}"
         )
         if config.lanes > 1 or config.vectors > 1:
             writer.line(

@@ -317,6 +317,7 @@ class Sweep:
     target: tuple[Access, ...] = ()  # written soon
     next_row: tuple[Fetch, ...] = ()  # begin to come before the threads of a row meet
     backwards: bool = False
+    several: bool = False  # lanes that are rows take a few columns at a time
 
 
 Stmt: TypeAlias = (

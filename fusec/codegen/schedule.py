@@ -44,6 +44,9 @@ STREAM_STRETCH = 1024  # bytes; shorter ones would be half of lines
 # Results that go past the caches at a time. Few let writing go on beside fetching and computing; a
 # kernel that has fetched the next row while it reduced this one does nothing else, and many pay.
 STREAM_BLOCK, STREAM_ROW_BLOCK = 128, 1024
+SHORT_ROW = 16  # columns: with so few, it is the rows that fill a CPU's vectors
+# What is so long is reduced in parts by a CPU: a row, and elements below each other.
+SHARED_ROW, SHARED_COLUMN = 65536, 1024
 CPU_TILE = 64  # rows and columns of a tile, of which a CPU's first cache holds a few
 # From here on offsets are int64; blocks may overhang by less than 2**20.
 WIDE_OFFSETS = 2**31 - 2**20
@@ -190,7 +193,7 @@ def carrying(
     """
     most = arrangement.rows // LEAST_SHARE
     if backend == "cpp":
-        return replace(config, chunks=min(most, CPP_CHUNKS))
+        return replace(config, chunks=min(most, CPP_CHUNKS), shared=False, keep=True)
     full = [k for k, o in enumerate(accesses) if o.kind != "root" and is_tile(k, arrangement)]
     sizes = [accesses[k].node.dtype.itemsize for k in full] or [4]
     row = config.block_cols * sum(sizes)
@@ -245,10 +248,13 @@ def rows_contiguous(arrangement: Arrangement) -> bool:
 def choose_cpp(
     form: Form, accesses: tuple[Operand, ...], arrangement: Arrangement, sweeps: int
 ) -> Config:
-    """The Config of a C++ kernel: which axis the lanes run along, whether loops go in tiles, and
-    whether results pass by the caches. ``sweeps``: how many reduce, one after the other.
+    """The Config of a C++ kernel: which axis the lanes run along, whether loops go in tiles,
+    whether long reductions go in parts, and whether results pass by the caches. ``sweeps``: how
+    many reduce, one after the other.
     """
-    along = form is Form.ROWS and rows_contiguous(arrangement)
+    short = arrangement.cols <= SHORT_ROW
+    along = form is Form.ROWS and (short or rows_contiguous(arrangement))
+    long = arrangement.cols >= (SHARED_COLUMN if along else SHARED_ROW)
     side = CPU_TILE if form is Form.TILE and _turned(arrangement) else 1
     stream = side == 1 and not along and _is_large(accesses, arrangement)
     rows_near = not along and arrangement.cols <= PREFETCH_COLUMNS
@@ -259,8 +265,9 @@ def choose_cpp(
         wide_index=True,
         prefetch=rows_near if form is Form.ROWS else stream,
         lanes_along_rows=along,
+        shared=form is Form.ROWS and long,
         stream=stream_block(sweeps) if stream else 0,
-        keep=form is Form.ROWS and not along,
+        keep=form is Form.ROWS and not along and not long,
     )
 
 

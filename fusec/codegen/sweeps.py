@@ -37,6 +37,7 @@ from fusec.codegen.online import LaneOnline, Online
 from fusec.codegen.pairs import Pair, pairs, stages
 from fusec.codegen.parameters import accumulated
 from fusec.codegen.running import as_result, identity, running_types
+from fusec.codegen.uses import is_arithmetic
 from fusec.codegen.values import Values
 from fusec.ir.node import Node
 from fusec.ir.ops import OPS, Kind
@@ -273,7 +274,8 @@ class Sweeps:
         ahead = self._ahead(reductions, fresh)
         target = self._target(reductions) if ahead else ()
         backwards = values.job.target.masks and not reductions
-        loop = Sweep((*fresh, *stored), accumulators, ahead, target, next_row, backwards)
+        several = values.job.config.lanes_along_rows and is_arithmetic(fresh)
+        loop = Sweep((*fresh, *stored), accumulators, ahead, target, next_row, backwards, several)
         starts = [start for pair in online for start in pair.starts()]
         ends: list[Stmt] = []
         for pair in online if not values.job.part else []:

@@ -25,6 +25,7 @@ from fusec.codegen.kernel import (
     Sweep,
 )
 from fusec.ir.dtypes import DType
+from fusec.ir.ops import OPS, Infix, Prefix
 
 
 def dtype_of(statement: Let | Load) -> DType:
@@ -61,6 +62,25 @@ def _names(expression: Expr) -> set[str]:
     if isinstance(expression, Apply):
         return {name for a in expression.args for name in _names(a)}
     return set()
+
+
+def is_arithmetic(statements: Iterable[Stmt]) -> bool:
+    """Whether all that is computed, running values included, is written with operators in C++."""
+    combined = [
+        OPS[s.accumulator.op.combine or ""] for s in statements if isinstance(s, Accumulate)
+    ]
+    values = [e for s in statements for e in _expressions(s)]
+    return all(isinstance(op.cpp.usual, Infix) for op in combined) and all(map(_operates, values))
+
+
+def _operates(expression: Expr) -> bool:
+    """Whether an expression has operators and no functions."""
+    if isinstance(expression, (Convert, Masked)):
+        return _operates(expression.arg)
+    if not isinstance(expression, Apply):
+        return True
+    form = expression.op.cpp.pick(expression.operand, expression.fast)
+    return isinstance(form, (Infix, Prefix)) and all(map(_operates, expression.args))
 
 
 def asks_where(statements: Sequence[Stmt]) -> bool:

@@ -18,7 +18,7 @@ extern "C" void layer_norm_kernel(
     // reduce: mu (mean)
     double mu_lanes[fusec::LANES];
     fusec::fill<double>(mu_lanes, 0.0);
-    fusec::sweep(cols, [&](int64_t start, int64_t count) __attribute__((always_inline)) {
+    fusec::sweep(cols, [&](int64_t start, int64_t count) FUSEC_BODY {
       #pragma omp simd
       for (int64_t lane = 0; lane < count; ++lane) {
         const int64_t col = start + lane;
@@ -30,7 +30,7 @@ extern "C" void layer_norm_kernel(
     // reduce: variance (mean)
     double variance_lanes[fusec::LANES];
     fusec::fill<double>(variance_lanes, 0.0);
-    fusec::sweep(cols, [&](int64_t start, int64_t count) __attribute__((always_inline)) {
+    fusec::sweep(cols, [&](int64_t start, int64_t count) FUSEC_BODY {
       fusec::prefetch(&x_ptr[(row + 1) * cols + start]);
       fusec::prefetch_to_write(&out_ptr[row * cols + start]);
       #pragma omp simd

@@ -18,7 +18,7 @@ extern "C" void rms_norm_kernel(
     // reduce: row_mean; write hidden
     double row_mean_lanes[fusec::LANES];
     fusec::fill<double>(row_mean_lanes, 0.0);
-    fusec::sweep(cols, [&](int64_t start, int64_t count) __attribute__((always_inline)) {
+    fusec::sweep(cols, [&](int64_t start, int64_t count) FUSEC_BODY {
       #pragma omp simd
       for (int64_t lane = 0; lane < count; ++lane) {
         const int64_t col = start + lane;

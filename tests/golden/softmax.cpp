@@ -17,7 +17,7 @@ extern "C" void softmax_kernel(
       // reduce: row_max
       float row_max_lanes[fusec::LANES];
       fusec::fill<float>(row_max_lanes, -__builtin_inff());
-      fusec::sweep(cols, [&](int64_t start, int64_t count) __attribute__((always_inline)) {
+      fusec::sweep(cols, [&](int64_t start, int64_t count) FUSEC_BODY {
         #pragma omp simd
         for (int64_t lane = 0; lane < count; ++lane) {
           const int64_t col = start + lane;
@@ -31,7 +31,7 @@ extern "C" void softmax_kernel(
       fusec::fill<float>(row_sum_lanes, 0.0f);
       double row_sum_wide[fusec::LANES];
       fusec::fill<double>(row_sum_wide, 0.0);
-      fusec::sweep(cols, [&](int64_t start, int64_t count) __attribute__((always_inline)) {
+      fusec::sweep(cols, [&](int64_t start, int64_t count) FUSEC_BODY {
         fusec::prefetch(&x_ptr[(row + 1) * cols + start]);
         fusec::prefetch_to_write(&out_ptr[row * cols + start]);
         #pragma omp simd

@@ -9,6 +9,9 @@
 #define FUSEC_INLINE static inline __attribute__((always_inline))
 // For an explicit specialisation, which takes its linkage from the template.
 #define FUSEC_INSTANCE inline __attribute__((always_inline))
+// A lambda that is part of the loop that calls it, and one that is compiled once.
+#define FUSEC_BODY __attribute__((always_inline))
+#define FUSEC_WORK __attribute__((noinline))
 
 namespace fusec {
 

@@ -16,35 +16,108 @@ FUSEC_INLINE void fill(T (&lanes)[N], T value) {
 // The side of a tile of an operand that runs along the rows where the others run along the columns.
 constexpr int64_t TILE = 64;
 
+// Starts running values of as many rows as there are.
+template <class T>
+FUSEC_INLINE void fill(T* lanes, int64_t count, T value) {
+  for (int64_t lane = 0; lane < count; ++lane) lanes[lane] = value;
+}
+
+template <class T, size_t N>
+FUSEC_INLINE void copy(const T (&from)[N], T (&to)[N]) {
+  for (size_t lane = 0; lane < N; ++lane) to[lane] = from[lane];
+}
+
 // Where the rows are the lanes: how many of them run side by side, a multiple of LANES up to
 // ABREAST that gives every thread some. More of them read longer stretches of memory.
-constexpr int64_t ABREAST = 512;
+constexpr int64_t ABREAST = 2048;
 FUSEC_INLINE int64_t rows_abreast(int64_t rows, int64_t threads) {
   const int64_t share = (rows / threads + LANES - 1) / LANES * LANES;
   return share < LANES ? LANES : minimum(share, ABREAST);
 }
 
+// A number that the compiler knows.
+template <int64_t N>
+struct Several {
+  constexpr operator int64_t() const { return N; }
+};
+
+// Calls body(start, several) for 4 columns at a time, so that a lane fetches its running values once
+// for them, and for those that are left one by one.
+template <class Body>
+FUSEC_INLINE void down(int64_t begin, int64_t end, const Body& body) {
+  int64_t start = begin;
+  for (; start + 4 <= end; start += 4) body(start, Several<4>());
+  for (; start < end; ++start) body(start, Several<1>());
+}
+
 // Calls body(start, count) for each stretch of LANES columns; only the last may be shorter, so the
 // compiler sees a constant count everywhere else.
 template <class Body>
-FUSEC_INLINE void sweep(int64_t cols, const Body& body) {
-  int64_t start = 0;
-  for (; start + LANES <= cols; start += LANES) body(start, LANES);
-  if (start < cols) body(start, cols - start);
+FUSEC_INLINE void sweep_part(int64_t begin, int64_t end, const Body& body) {
+  int64_t start = begin;
+  for (; start + LANES <= end; start += LANES) body(start, LANES);
+  if (start < end) body(start, end - start);
 }
 
 // The same, with carry() after every 64 stretches and at the end: few enough additions that float
 // lanes stay as good as the pairwise sum of so many numbers.
 template <class Body, class Carry>
-FUSEC_INLINE void sweep(int64_t cols, const Body& body, const Carry& carry) {
-  for (int64_t block = 0; block < cols; block += 64 * LANES) {
-    const int64_t end = cols - block < 64 * LANES ? cols : block + 64 * LANES;
-    int64_t start = block;
-    for (; start + LANES <= end; start += LANES) body(start, LANES);
-    if (start < end) body(start, end - start);
+FUSEC_INLINE void sweep_part(int64_t begin, int64_t end, const Body& body, const Carry& carry) {
+  for (int64_t block = begin; block < end; block += 64 * LANES) {
+    sweep_part(block, end - block < 64 * LANES ? end : block + 64 * LANES, body);
     carry();
   }
 }
+
+template <class... Bodies>
+FUSEC_INLINE void sweep(int64_t cols, const Bodies&... bodies) {
+  sweep_part(0, cols, bodies...);
+}
+
+// The parts of a long row: each has its own lanes, which are joined in order, so a result depends on
+// the length of the row alone and not on who computes a part.
+constexpr int64_t PARTS = 32;
+constexpr int64_t ROW_PART = 16384, COLUMN_PART = 256;  // the least of a row, and of a column
+struct Parts {
+  int64_t cols, size, count;
+  // `least` columns to a part, and a multiple of that.
+  Parts(int64_t cols, int64_t least) : cols(cols) {
+    size = ((cols + PARTS - 1) / PARTS + least - 1) / least * least;
+    count = (cols + size - 1) / size;
+  }
+  FUSEC_INSTANCE int64_t begin(int64_t part) const { return part * size; }
+  FUSEC_INSTANCE int64_t end(int64_t part) const { return minimum(begin(part) + size, cols); }
+
+  // Calls body(row, team) for each row: one row after the other, each by all threads as a team, where
+  // it has more parts than there are rows for the threads; else by a thread each, since threads that
+  // meet in every sweep wait for the slowest, which on a busy machine takes long.
+  template <class Body>
+  void each_row(int64_t rows, int32_t threads, const Body& body) const {
+    if (rows < minimum((int64_t)threads, count)) {
+      for (int64_t row = 0; row < rows; ++row) body(row, threads);
+      return;
+    }
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t row = 0; row < rows; ++row) body(row, 1);
+  }
+
+  // Calls body(first, count, team) for stretches of rows that are lanes: one after the other, each by
+  // all threads, where there are more parts than stretches for the threads; else by a thread each.
+  template <class Body>
+  void each_stretch(int64_t rows, int32_t threads, const Body& body) const {
+    const int64_t stretches = (rows + ABREAST - 1) / ABREAST;
+    if (stretches < minimum((int64_t)threads, count)) {
+      for (int64_t first = 0; first < rows; first += ABREAST) {
+        body(first, minimum(rows - first, ABREAST), threads);
+      }
+      return;
+    }
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t first = 0; first < rows; first += ABREAST) {
+      body(first, minimum(rows - first, ABREAST), 1);
+    }
+  }
+};
 
 // Empties lanes of running sums into wider ones.
 FUSEC_INLINE void carry(double* wide, float* lanes) {
