@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from fusec.cli.bench import significant
@@ -109,7 +109,31 @@ WARM = Quantity(
     "First call of a new process with a warm cache, torch imported",
     title="warm cache",
 )
-_OF_SUITE = {"host": (HOST,), "cold": (FIRST, WARM), "gradients": (BACKWARD, BOTH, PEAK)}
+STEP = Quantity(
+    _milliseconds,
+    lambda value, row: f"{significant(value)} ms",
+    "Wall-clock time of a step, forward and backward, of ten in a row; median of turns",
+    title="a step",
+)
+FIRST_STEP = Quantity(
+    _first,
+    lambda value, row: f"{value:.2f} s",
+    "First step of a process with empty caches, torch imported",
+    title="first step of a process",
+)
+NEXT_STEP = Quantity(
+    lambda row: row.get("next_call_seconds"),
+    lambda value, row: f"{value:.2f} s",
+    "First step of a second model in a process; the first was deeper, and half as wide",
+    title="first step of a second model",
+)
+STEP_PEAK = replace(PEAK, says="Memory at the height of a step beyond what the model takes")
+_OF_SUITE = {
+    "models": (STEP, FIRST_STEP, NEXT_STEP, STEP_PEAK),
+    "host": (HOST,),
+    "cold": (FIRST, WARM),
+    "gradients": (BACKWARD, BOTH, PEAK),
+}
 
 
 def quantities(content: Mapping[str, Any]) -> tuple[Quantity, ...]:
@@ -151,7 +175,7 @@ def _one_table(content: Mapping[str, Any], quantity: Quantity) -> str:
 def ordered(content: Mapping[str, Any]) -> list[Case]:
     """The cases as a reader looks for them: by operation, type and shape; others as measured."""
     cases = list(content["cases"])
-    if content.get("suite", "pipeline") in ("pipeline", "gradients", "host", "cold"):
+    if content.get("suite", "pipeline") in ("pipeline", "gradients", "host", "cold", "models"):
         return cases
     operations = list(dict.fromkeys(case["op"] for case in cases))
 

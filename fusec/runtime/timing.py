@@ -52,7 +52,9 @@ class Timing:
 
 @dataclass(frozen=True)
 class FirstCall:
-    """Seconds of the first call with empty caches, and of that of a second process after it."""
+    """Seconds of the first call with empty caches, and of that of a second process after it, or
+    nan where there was none.
+    """
 
     cold: float
     warm: float
@@ -86,6 +88,37 @@ def time_in_turns(
         progress(min(1.0, max(spent / max(seconds, 1e-9), number / _MOST_ROUNDS)))
         for name, call in calls.items():
             samples[name].append(once(name, call))
+    return {name: _timing(taken) for name, taken in samples.items()}
+
+
+def steps_in_turns(
+    steps: Mapping[str, Callable[[], object]],
+    device: torch.device | str,
+    seconds: float,
+    *,
+    in_a_row: int,
+    fewest_rounds: int = _FEWEST_ROUNDS,
+) -> dict[str, Timing]:
+    """Wall-clock time of a step, from turns of ``in_a_row`` steps after which the device has
+    finished: what a loop takes whose caller may run ahead of the device.
+    """
+    import torch
+
+    place = torch.device(device)
+    for step in steps.values():
+        _warm_up(step, place, _WARM_UP)
+    samples: dict[str, list[float]] = {name: [] for name in steps}
+    start = time.perf_counter()
+    for number in range(_MOST_ROUNDS):
+        if number >= fewest_rounds and time.perf_counter() - start > seconds:
+            break
+        for name, step in steps.items():
+            _synchronize(place)
+            begin = time.perf_counter()
+            for _ in range(in_a_row):
+                step()
+            _synchronize(place)
+            samples[name].append((time.perf_counter() - begin) * 1e3 / in_a_row)
     return {name: _timing(taken) for name, taken in samples.items()}
 
 
@@ -144,8 +177,9 @@ def count_kernels(call: Callable[[], object], device: torch.device | str) -> int
     return sum(event.get("cat") in _LAUNCHES for event in events)
 
 
-def first_call(prepare: str, body: str) -> FirstCall:
-    """Run ``body`` after ``prepare`` in fresh processes, with empty caches and then with those.
+def first_call(prepare: str, body: str, again: bool = True) -> FirstCall:
+    """Run ``body`` after ``prepare`` in fresh processes, with empty caches and then with those if
+    ``again``.
 
     The clock starts after ``prepare`` and stops when the devices have finished. Raises RuntimeError
     with the child's last words when it fails.
@@ -157,7 +191,8 @@ def first_call(prepare: str, body: str) -> FirstCall:
             Path(caches[variable]).mkdir(mode=0o700)
         script = Path(folder) / "first_call.py"
         script.write_text(child_script(prepare, body), encoding="utf-8")
-        return FirstCall(*(_run_child(script, caches) for _ in range(2)))
+        cold = _run_child(script, caches)
+        return FirstCall(cold, _run_child(script, caches) if again else math.nan)
 
 
 def _warm_up(call: Callable[[], object], device: torch.device, seconds: float) -> None:

@@ -141,6 +141,36 @@ def test_gradients_compare_time_and_memory() -> None:
     )
 
 
+def test_models_compare_steps_and_what_comes_before_them() -> None:
+    network = case("mlp_3", "bf16", (4096, 1024), [])
+    network["rows"] = [
+        timed("eager", 1.0, peak_bytes=4 << 20),
+        timed(
+            "compile",
+            3.0,
+            first_call_seconds=8.0,
+            warm_call_seconds=3.0,
+            next_call_seconds=2.0,
+            peak_bytes=2 << 20,
+        ),
+        timed(
+            "fusec",
+            2.0,
+            first_call_seconds=4.0,
+            warm_call_seconds=2.0,
+            next_call_seconds=0.5,
+            peak_bytes=2 << 20,
+        ),
+    ]
+    content = {**HEADER, "suite": "models", "cases": [network]}
+    text = tables.table(content)
+    assert "| **1.00 ms** | 3.00 ms | 2.00 ms | 0.50x ▽ |" in text
+    assert "| - | 8.00 s | **4.00 s** | 2.00x |" in text
+    assert "| - | 2.00 s | **0.50 s** | 4.00x |" in text
+    assert "| 4 MiB | **2 MiB** | **2 MiB** | 1.00x |" in text
+    assert "| models, a step | torch.compile | 1 | 1.50x |" in tables.summary([content])
+
+
 def test_marks_find_the_suites_of_a_machine(tmp_path: Path, content: dict[str, Any]) -> None:
     cases = content.pop("cases")
     (tmp_path / "some-gpu-rows.json").write_text(text_of(content, cases))

@@ -22,7 +22,7 @@ class Operation:
     results are independent along axis ``part``, so that a part of it is enough to find the error.
     ``after`` is the formula that the process has computed before, when first calls are measured.
     ``reads`` is what the gradient cannot do without beside the gradient of the result: names of
-    inputs, or ``result``.
+    inputs, or ``result``. ``depth`` is the number of layers of a model.
     """
 
     name: str
@@ -31,6 +31,7 @@ class Operation:
     part: int = 0
     after: str = ""
     reads: str = ""
+    depth: int = 0
 
     def filled(self, lengths: Mapping[str, int | str], dtype: str) -> tuple[str, ...]:
         """The inputs as ``fusec bench -i`` takes them."""
@@ -73,6 +74,7 @@ class Measure(Enum):
     COLD = "first calls in fresh processes"
     THOROUGH = "device and host time, kernels, first calls"
     GRADIENTS = "backward, forward and backward together, and the memory that takes"
+    MODELS = "a step of training, its memory, and first steps"
     WAYS = "device time, kernels, bytes and lines of source of each way to write a formula"
 
 

@@ -1,5 +1,5 @@
 """The suites, declared: ``pointwise``, ``rows``, ``gradients``, ``host``, ``cold``, ``cpu``,
-``pipeline`` and ``five-ways``.
+``pipeline``, ``five-ways`` and ``models``.
 
 May import ``case.py`` of this package only.
 """
@@ -73,6 +73,7 @@ FEW_ROWS = (132, 8, 1)
 TIMED = ("eager", "torch", "compile", "max-autotune", "triton", "liger", "quack", "fusec")
 ON_CPU = ("eager", "torch", "compile", "numexpr", "jax", "fusec", "fusec-out")
 TRAINING = ("eager", "torch", "compile", "max-autotune", "liger", "fusec")
+MODELS = ("eager", "compile", "fusec")
 HOST = ("torch", "triton", "compile", "graph", "fusec", "bind")
 COLD = ("eager", "compile", "fusec")
 # A formula op by op, as one call, as the two GPU languages that fusec prints, and compiled by
@@ -213,6 +214,24 @@ def five_ways(device: str = "cuda") -> list[SuiteCase]:
     ]
 
 
+def models(device: str = "cuda") -> list[SuiteCase]:
+    """Networks that are deep, shallow, and so small that the caller is the bound."""
+    dtype = "f32" if device == "cpu" else "bf16"
+    sizes = {
+        "cpu": ((3, 512, 512), (8, 512, 512), (3, 64, 32)),
+        "cuda": ((3, 1024, 4096), (8, 1024, 4096), (3, 256, 128)),
+    }
+    return [
+        make_case(
+            "models",
+            Operation(f"mlp_{depth}", f"gelu(linear(x)), {depth} layers", "x=RxC", depth=depth),
+            dtype,
+            {"R": rows, "C": width},
+        )
+        for depth, width, rows in sizes[device]
+    ]
+
+
 SUITES = {
     suite.name: suite
     for suite in (
@@ -225,6 +244,14 @@ SUITES = {
             TRAINING,
             Measure.GRADIENTS,
             fresh=("cpu",),
+        ),
+        Suite(
+            "models",
+            "a step of training of a network, and its first step",
+            models,
+            MODELS,
+            Measure.MODELS,
+            fresh=("cpu", "cuda"),
         ),
         Suite("host", "what one call costs the caller, 1024 elements", host, HOST, Measure.HOST),
         Suite("cold", "first calls, in fresh processes", cold, COLD, Measure.COLD),

@@ -123,7 +123,7 @@ def measure_gradients(case: SuiteCase, plan: Plan) -> dict[str, Any]:
                 continue
             row["name"] = learner.name
             result, *gradients = learner.both()
-            row |= _judged((result, *gradients), expected)
+            row |= judged((result, *gradients), expected)
             written.append((fewest_bytes((result,)), fewest_bytes(gradients)))
             calls[f"{system} backward"] = learner.backward()
             calls[f"{system} both"] = learner.both
@@ -209,7 +209,7 @@ def _expected(case: SuiteCase, device: str) -> tuple[torch.Tensor, ...] | None:
     return (result.detach(), *gradients)
 
 
-def _judged(
+def judged(
     found: Sequence[torch.Tensor], expected: Sequence[torch.Tensor] | None
 ) -> dict[str, Any]:
     """The largest error of a result or gradient as a share of its own largest value: gradients of

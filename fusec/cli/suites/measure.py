@@ -19,6 +19,7 @@ from fusec.cli.suites import ways
 from fusec.cli.suites.case import Measure, Plan, SuiteCase, make_case
 from fusec.cli.suites.facts import WRONG, first_line, known, rounded
 from fusec.cli.suites.gradients import measure_gradients
+from fusec.cli.suites.models import measure_model
 from fusec.cli.suites.systems import (
     COMPILED,
     NAMES,
@@ -67,6 +68,7 @@ def measure(case: SuiteCase, plan: Plan) -> dict[str, Any]:
         Measure.THOROUGH: _thorough,
         Measure.GRADIENTS: measure_gradients,
         Measure.WAYS: _ways,
+        Measure.MODELS: measure_model,
     }
     try:
         return {**facts, **how.get(plan.measure, _timed)(case, plan)}
@@ -290,11 +292,22 @@ def _cell(row: Mapping[str, Any], measure: Measure) -> str:
         return f"{row['first_call_seconds']:.3g} s, {row['warm_call_seconds']:.3g} s warm{wrong}"
     if measure is Measure.HOST:
         return f"{row.get('host_microseconds', 0):.1f} µs{wrong}"
+    if measure is Measure.MODELS:
+        return f"{_step_cell(row)}{wrong}"
     return f"{_time_cell(row)}{_backward_cell(row)}{wrong}"
 
 
 def _time_cell(row: Mapping[str, Any]) -> str:
     return f"{row['timing']['milliseconds']:.4g} ms {row['percent_of_copy']:.0f} %"
+
+
+def _step_cell(row: Mapping[str, Any]) -> str:
+    """A step, and what comes before the second one."""
+    step = f"{row['timing']['milliseconds']:.3g} ms"
+    if "first_call_seconds" not in row:
+        return step
+    first, following = row["first_call_seconds"], row["next_call_seconds"]
+    return f"{step} (first {first:.3g} s, next model {following:.3g} s)"
 
 
 def _backward_cell(row: Mapping[str, Any]) -> str:
