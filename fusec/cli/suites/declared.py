@@ -117,7 +117,8 @@ LECTURE = {
     "softmax": {"eager": 3.7, "torch": 1.5, "fusec-triton": 1.9, "compile": 1.3},
 }  # fmt: skip
 LECTURE_CASE = ("f32", (16384, 16384))
-_CPU_SHAPES = ((4096, 4096), (65536, 256), (64, 262144))  # rows and columns for two cores
+# Rows and columns for two cores: square, many rows and few, and rows of a few elements.
+_CPU_SHAPES = ((4096, 4096), (65536, 256), (64, 262144), (8, 2097152), (1048576, 16))
 
 
 def pointwise(device: str = "cuda") -> list[SuiteCase]:
