@@ -144,6 +144,13 @@ def test_large_results_pass_the_caches() -> None:
     torch.testing.assert_close(function(x), x.double().softmax(-1).float(), rtol=3e-6, atol=1e-12)
 
 
+def test_a_buffer_for_a_row_is_no_longer_than_pays() -> None:
+    function = fusec.compile("softmax(x)")
+    for cols, kept in ((1 << 22, True), (1 + (1 << 22), False)):
+        source = function.show("cpp", torch.empty(2, cols, device="meta"))
+        assert ("fusec::Row<float> exp_row(cols)" in source) is kept
+
+
 def test_names_of_the_loops_are_free_for_inputs() -> None:
     names = ("parts", "team", "several", "part", "step")
     function = fusec.compile("sum(parts + team + several + part + step, axis=0)", inputs=names)

@@ -144,6 +144,7 @@ class Rows(Statements):
         row = "int64_t row" if self.asks_for_row(self.kernel.body) else "int64_t"
         opening = f"parts.each_row(rows, threads, [&]({row}, int32_t team) {ONCE} {{"
         with self.writer.block(opening, "});"):
+            self.declare_kept()
             self._row()
 
     def asks_for_row(self, statements: Sequence[Stmt]) -> bool:

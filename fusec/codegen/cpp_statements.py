@@ -70,18 +70,22 @@ class Statements:
     @contextmanager
     def threads(self) -> Iterator[str]:
         """The threads, each with its buffers if there are any; yields what shares a loop out."""
-        kept = (*self.kernel.kept, *((s.lanes, s.dtype) for s in self.kernel.columns))
-        if not kept and not self.kernel.blocks:
+        if not (self.kernel.kept or self.kernel.columns or self.kernel.blocks):
             yield PARALLEL
             return
         if self.kernel.blocks:
             self.writer.line(f"constexpr int64_t BLOCK = {self.kernel.config.stream};")
         self.writer.line("#pragma omp parallel num_threads(threads)")
         with self.writer.block("{", "}"):
-            for name, dtype in kept:
-                self.writer.line(f"const fusec::Row<{dtype.cpp}> {name}(cols);")
+            self.declare_kept()
             self.declare_blocks()
             yield "#pragma omp for schedule(static)"
+
+    def declare_kept(self) -> None:
+        """The buffers as long as a row: what waits for a later sweep, and sums over rows."""
+        sums = ((s.lanes, s.dtype) for s in self.kernel.columns)
+        for name, dtype in (*self.kernel.kept, *sums):
+            self.writer.line(f"const fusec::Row<{dtype.cpp}> {name}(cols);")
 
     def declare_blocks(self) -> None:
         """The buffers of a thread for results on their way past the caches."""

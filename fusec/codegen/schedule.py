@@ -47,6 +47,7 @@ STREAM_BLOCK, STREAM_ROW_BLOCK = 128, 1024
 SHORT_ROW = 16  # columns: with so few, it is the rows that fill a CPU's vectors
 # What is so long is reduced in parts by a CPU: a row, and elements below each other.
 SHARED_ROW, SHARED_COLUMN = 65536, 1024
+KEPT_COLUMNS = 1 << 22  # a buffer that is longer is mapped anew for each row, which costs more
 CPU_TILE = 64  # rows and columns of a tile, of which a CPU's first cache holds a few
 # From here on offsets are int64; blocks may overhang by less than 2**20.
 WIDE_OFFSETS = 2**31 - 2**20
@@ -267,7 +268,7 @@ def choose_cpp(
         lanes_along_rows=along,
         shared=form is Form.ROWS and long,
         stream=stream_block(sweeps) if stream else 0,
-        keep=form is Form.ROWS and not along and not long,
+        keep=form is Form.ROWS and not along and arrangement.cols <= KEPT_COLUMNS,
     )
 
 
