@@ -53,7 +53,9 @@ def ours(
     arrays = {**values, **{n: g for (n, _), g in zip(backward.given, given, strict=True)}}
     known = lengths(graph.inputs, values)
     results = evaluate(made, arrays, torch, precision, known=known) if made.outputs else []
-    found = dict(zip(backward.of, results, strict=True))
+    found: dict[str, torch.Tensor] = {}
+    for name, part in zip(backward.of, results, strict=True):
+        found[name] = found[name] + part if name in found else part
     return [
         found[n].expand(values[n].shape) if n in found else torch.zeros_like(values[n])
         for n in names

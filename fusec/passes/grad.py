@@ -43,7 +43,9 @@ Gradient: TypeAlias = "Expression | Masked"
 @dataclass(frozen=True, slots=True)
 class Backward:
     """The gradient of a graph. ``given`` names the inputs that hold the gradients of the results,
-    with the position of each result; ``of`` the inputs whose gradients are the outputs.
+    with the position of each result; ``of`` the inputs whose gradients are the outputs. An input
+    that the graph reads in two shapes, with a further axis and without, has an output for each:
+    its gradient is their sum.
     """
 
     graph: Graph
@@ -64,8 +66,9 @@ def gradient(graph: Graph, wrt: Sequence[str], results: Sequence[int] | None = N
     for node in reversed(tape.order):
         tape.pass_on(node)
     specs = {spec.name: spec for spec in graph.inputs}
-    of = tuple(name for name in wrt if name in tape.found)
-    outputs = tuple(tape.output(specs[name]) for name in of)
+    found = [(name, *part) for name in wrt for part in tape.found.get(name, ())]
+    of = tuple(name for name, *_ in found)
+    outputs = tuple(tape.output(specs[name], part, added) for name, part, added in found)
     side = SideTable(dict(graph.side.spans), dict(graph.side.names))
     made = Graph((*graph.inputs, *seeds), outputs, side, graph.source, graph.nonempty)
     given = tuple((spec.name, k) for spec, k in zip(seeds, floats, strict=True))
@@ -101,7 +104,8 @@ class _Tape:
     order: list[Node] = field(default_factory=list)
     active: set[Node] = field(default_factory=set)
     parts: dict[Node, list[Gradient]] = field(default_factory=dict)
-    found: dict[str, Expression] = field(default_factory=dict)
+    # One for each shape that an input is read in, and how many axes that has at its end.
+    found: dict[str, list[tuple[Expression, int]]] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -139,7 +143,8 @@ class _Tape:
             return
         whole = _together(parts)
         if node.op.name == "input":
-            self.found[node.name] = _value(whole)
+            found = (_value(whole), node.integer("unsqueezed"))
+            self.found.setdefault(node.name, []).append(found)
             return
         shortcut = _composite(node, whole)
         if shortcut is not None:
@@ -151,12 +156,15 @@ class _Tape:
                 space = argument.shape if node.op.kind is Kind.REDUCTION else _space(node)
                 self.add(argument, _fit(part, argument, space))
 
-    def output(self, spec: InputSpec) -> Output:
-        """The gradient of an input, in its type; axes that it does not have are dropped."""
-        node = self.found[spec.name].node
+    def output(self, spec: InputSpec, part: Expression, added: int) -> Output:
+        """The gradient of an input, in its type; axes that it does not have are dropped: ``added``
+        ones at the end, and those in front of its own.
+        """
+        node = part.node
         if node.dtype is not spec.dtype:
             node = make("cast", (node,), TensorType(spec.dtype, node.shape))
-        extra = range(-len(node.shape), -len(spec.shape))
+        rank = len(node.shape)
+        extra = (a for a in range(-rank, 0) if a >= -added or a < -added - len(spec.shape))
         return Output(self.name(f"grad_{spec.name}"), node, tuple(extra))
 
 

@@ -18,7 +18,7 @@ from fusec.ir.graph import InputSpec
 from fusec.ir.node import Dim
 from fusec.runtime.addresses import in_memory
 from fusec.runtime.arguments import Call
-from fusec.runtime.differentiate import Differentiable, Gradient, Training
+from fusec.runtime.differentiate import Differentiable, Part, Training
 from fusec.runtime.launch import prepare
 from fusec.runtime.prepared import Prepared, made
 from fusec.runtime.specialize import Argument, Specialization
@@ -183,9 +183,9 @@ class Tape:
             step = self.following(made.code, wanted, results)
             computed = step([named[n] for n in made.code.formula.inputs])
         return {
-            name: self._whole(name, part, made, k, named, computed)
-            for k, (name, part) in enumerate(zip(wanted, made.plain, strict=True))
-            if part is not None or name in self.training.reached
+            name: self._whole(name, parts, named, computed)
+            for name, parts in zip(wanted, made.parts, strict=True)
+            if parts or name in self.training.reached
         }
 
     def following(
@@ -197,9 +197,7 @@ class Tape:
     def _whole(
         self,
         name: str,
-        part: int | str | None,
-        made: Gradient,
-        place: int,
+        parts: Sequence[Part],
         named: Mapping[str, Any],
         computed: Sequence[torch.Tensor],
     ) -> torch.Tensor:
@@ -208,13 +206,17 @@ class Tape:
 
         spec = next(s for s in self.step.code.specs if s.name == name)
         shape = [self.step.sizes[e] if isinstance(e, Dim) else e for e in spec.shape]
-        if part is None:
+        if not parts:
             kind = getattr(torch, spec.dtype.torch)
             return torch.zeros((), dtype=kind, device=self.step.device).expand(shape)
-        found = computed[part] if isinstance(part, int) else named[part]
-        if isinstance(part, str) and made.squeezed[place]:
-            found = found.squeeze(made.squeezed[place])
-        return found if list(found.shape) == shape else found.expand(shape)
+        whole: torch.Tensor | None = None
+        for part in parts:
+            place = part.place
+            found = computed[place] if isinstance(place, int) else named[place]
+            found = found.squeeze(part.squeezed) if part.squeezed else found
+            whole = found if whole is None else whole + found
+        assert whole is not None
+        return whole if list(whole.shape) == shape else whole.expand(shape)
 
 
 def _plain(grad: Any) -> Any:

@@ -22,15 +22,24 @@ _once = OncePerKey()
 
 
 @dataclass(frozen=True, slots=True)
+class Part:
+    """What a gradient is, or a summand of it: a result of the program (its position), or an input
+    (its name), of which the axes ``squeezed`` are to be dropped.
+    """
+
+    place: int | str
+    squeezed: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
 class Gradient:
-    """One gradient program: ``code`` computes, ``plain`` names for each wanted input what it is:
-    a result of ``code`` (its position), another input of the program (its name), or 0 (None).
+    """One gradient program: ``code`` computes, ``parts`` has for each wanted input what has to be
+    added up to its gradient: nothing, where that is 0.
     """
 
     code: Differentiable | None
     given: tuple[tuple[str, int], ...]  # the inputs for gradients of results, by position
-    plain: tuple[int | str | None, ...]
-    squeezed: tuple[tuple[int, ...], ...]  # axes to drop of those that are inputs
+    parts: tuple[tuple[Part, ...], ...]
 
 
 class Differentiable:
@@ -96,23 +105,21 @@ class Training:
 
     def _gradient(self, wanted: tuple[str, ...], results: tuple[int, ...]) -> Gradient:
         backward = gradient(self._kept.traced, wanted, results)
-        plain: list[int | str | None] = [None] * len(wanted)
-        squeezed: list[tuple[int, ...]] = [()] * len(wanted)
+        parts: list[list[Part]] = [[] for _ in wanted]
         computed: list[Output] = []
         for name, output in zip(backward.of, backward.graph.outputs, strict=True):
-            place = wanted.index(name)
-            squeezed[place] = output.squeeze
+            own = parts[wanted.index(name)]
             if output.node.op.name == "input":
-                plain[place] = output.node.name
+                own.append(Part(output.node.name, output.squeeze))
                 continue
-            plain[place] = len(computed)
+            own.append(Part(len(computed)))
             computed.append(output)
         code = None
         if computed:
             graph = self._start(replace(backward.graph, outputs=tuple(computed)), backward.given)
             name = f"{self.formula.name.removesuffix('kernel')}grad_kernel"
             code = Differentiable(self.formula, graph, name)
-        return Gradient(code, backward.given, tuple(plain), tuple(squeezed))
+        return Gradient(code, backward.given, tuple(map(tuple, parts)))
 
     def _start(self, backward: Graph, given: tuple[tuple[str, int], ...]) -> Graph:
         """``backward`` from what the forward program kept. What only second gradients ask for is
