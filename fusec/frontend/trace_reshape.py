@@ -119,9 +119,10 @@ def _cut(convert: Converter, call: Call) -> Any:
 def _bounds(convert: Converter, call: Call, axis: int) -> tuple[Any, Any]:
     """Start and end of a slice, as the length of the result tells them."""
     start = call.arguments["start"] or 0
-    first = convert.length(start)
     if start < 0:  # of a symbol, this makes a guard
-        first = convert.length(call.arguments["self"].shape[axis]) + first
+        start = call.arguments["self"].shape[axis] + start
+        start = 0 if start < 0 else start  # further back than the axis is long
+    first = convert.length(start)
     return first, first + convert.length(call.result.shape[axis]) * call.arguments["step"]
 
 

@@ -259,3 +259,10 @@ def test_every_row_is_tested() -> None:
     assert set(SPECIAL) - set(SPECIAL_CALLS) <= ELSEWHERE
     assert set(SPECIAL_CALLS) <= set(SPECIAL)
     assert set(CALLS) <= set(POINTWISE)
+
+
+@pytest.mark.parametrize("start", [-9, -7, -6, -5, -1, 0, 2, 6, 9, None])
+@pytest.mark.parametrize("end", [-9, -6, -2, 0, 3, 6, 9, None])
+def test_slices_that_begin_or_end_outside(start: int | None, end: int | None) -> None:
+    x, y = operands("", torch.float32)
+    check(lambda x, y: [(x[:, start:end:step] * 2, x[start:end, :1] + 1) for step in (1, 2)], x, y)
