@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 
 import fusec
 
@@ -76,3 +77,36 @@ def test_rows_beside_themselves_with_an_axis_more(name: str, shape: tuple[int, i
 def test_an_axis_at_the_end_of_one_input_of_two() -> None:
     check(lambda x, y: x[:, None] * y + x.sum(), randn(5), randn(3, seed=1))
     check(lambda x, y: (x[..., None] * y[:, None]).sum(-1), randn(4, 5), randn(4, 3, seed=1))
+
+
+STEPS = torch.tensor([-2.0, -1.0, -0.5, 0.0, 0.5, 1.0, 3.0, 6.0, 7.0], dtype=torch.float64)
+BOUNDS: dict[str, Callable[..., Tensor]] = {
+    "clamp": lambda x: x.clamp(-1, 1),
+    "clamp from below": lambda x: x.clamp(min=0),
+    "clamp from above": lambda x: torch.clamp(x, max=1.0),
+    "clamp_min": lambda x: torch.clamp_min(x, -0.5),
+    "clamp_max": lambda x: torch.clamp_max(x, 0.5),
+    "clamp in place": lambda x: (x * 1).clamp_(0, 6),
+    "clamp whose bounds cross": lambda x: x.clamp(3, 1),
+    "hinge": lambda x: (1 - x).clamp(min=0).sum(),
+    "clip": lambda x: x.clip(0, 1),
+    "relu": lambda x: x.relu(),
+    "relu6": F.relu6,
+    "hardtanh": lambda x: F.hardtanh(x, -0.5, 3),
+    "threshold": lambda x: F.threshold(x, 0.5, -1),
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.2),
+    "elu": F.elu,
+    "softshrink": lambda x: F.softshrink(x),
+    "hardshrink": lambda x: F.hardshrink(x),
+}
+
+
+@pytest.mark.parametrize("name", BOUNDS)
+def test_gradients_at_bounds_are_those_of_pytorch(name: str) -> None:
+    check(BOUNDS[name], STEPS)
+
+
+@pytest.mark.parametrize("name", ["clamp", "clamp_min", "clamp_max"])
+def test_gradients_of_bounds_that_are_tensors(name: str) -> None:
+    bounds = [STEPS.roll(1).where(STEPS > 0.5, STEPS), STEPS.roll(-1) + 0.5]
+    check(lambda x, *b: getattr(torch, name)(x, *b), STEPS, *bounds[: 2 if name == "clamp" else 1])

@@ -39,7 +39,7 @@ _EXCEPTIONS = {
     "where": "where(condition, self, other)",
     "masked_fill": "where(mask, value, self)",
     "threshold": "where(self <= threshold, value, self)",
-    "hardtanh": "clamp(self, min_val, max_val)",
+    "hardtanh": "hardtanh(self, min_val, max_val)",
     "elu": "where(self > 0, scale * self, alpha * scale * expm1(input_scale * self))",
     "frac": "self - trunc(self)",
     "positive": "self",

@@ -92,10 +92,11 @@ def _gelu(convert: Converter, call: Call) -> Traced:
 
 @_for("clamp", "clamp_min", "clamp_max")
 def _clamp(convert: Converter, call: Call) -> Traced:
-    bounds = {k: call.arguments.get(k) for k in ("min", "max")}
+    names = {"min": "lo", "max": "hi"}
+    bounds = {own: call.arguments.get(k) for k, own in names.items()}
     found = {k: convert.operand(v) for k, v in bounds.items() if v is not None}
-    text = "x" if "min" not in found else "maximum(x, min)"
-    text = text if "max" not in found else f"minimum({text}, max)"
+    name = "clamp" if len(found) == 2 else "clamp_min" if "lo" in found else "clamp_max"
+    text = f"{name}(x, {', '.join(found)})"  # no maximum: its gradient differs at the bounds
     return convert.pointwise(text, x=convert.tensor(call.arguments["self"]), **found)
 
 
