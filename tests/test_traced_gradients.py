@@ -110,3 +110,131 @@ def test_gradients_at_bounds_are_those_of_pytorch(name: str) -> None:
 def test_gradients_of_bounds_that_are_tensors(name: str) -> None:
     bounds = [STEPS.roll(1).where(STEPS > 0.5, STEPS), STEPS.roll(-1) + 0.5]
     check(lambda x, *b: getattr(torch, name)(x, *b), STEPS, *bounds[: 2 if name == "clamp" else 1])
+
+
+def in_place_without_grad(x: Tensor) -> Tensor:
+    y = x * 2
+    with torch.no_grad():
+        y.mul_(3)
+    return y * x
+
+
+def under_no_grad(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        scale = x.abs().amax(-1, keepdim=True)
+    return x / scale
+
+
+def in_inference_mode(x: Tensor) -> Tensor:
+    with torch.inference_mode():
+        scale = x.square().sum()
+    return x * (scale + 1)
+
+
+@torch.no_grad()
+def without_grad(x: Tensor) -> Tensor:
+    return x.exp()
+
+
+def with_grad_again(x: Tensor) -> Tensor:
+    with torch.no_grad():
+        a = x.exp()
+        with torch.enable_grad():
+            b = x.sin()
+    return a * b
+
+
+DETACHED: dict[str, Callable[[Tensor], Any]] = {
+    "straight through": lambda x: x + (x.round() - x).detach(),
+    "one hot": lambda x: (x == x.amax(-1, keepdim=True)).double() - x.softmax(-1).detach() + x,
+    "an argument": lambda x: x.detach() * x,
+    "a view of an argument": lambda x: x.detach()[0] * x + x.detach().reshape(-1)[:6],
+    "a view that is detached": lambda x: x[1:].detach() * x[:-1],
+    "data": lambda x: x.data * x,
+    "maximum": lambda x: (x - x.amax(-1, keepdim=True).detach()).exp(),
+    "reduced behind": lambda x: x.exp().detach().mean(0) * x,
+    "a softmax": lambda x: x.detach().softmax(-1) * x.softmax(-1),
+    "cast behind": lambda x: x.detach().float().double() * x,
+    "under no_grad": under_no_grad,
+    "in inference mode": in_inference_mode,
+    "in place under no_grad": in_place_without_grad,
+    "grad mode again": with_grad_again,
+}
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("name", DETACHED)
+def test_no_gradient_goes_through_what_is_detached(name: str, order: int) -> None:
+    function = DETACHED[name]
+    check(lambda x: function(x) ** order, randn(4, 6), order=order)
+    torch.testing.assert_close(fusec.compile(function)(randn(4, 6)), function(randn(4, 6)))
+
+
+@pytest.mark.parametrize("caller", [torch.enable_grad, torch.no_grad, torch.inference_mode])
+def test_the_grad_mode_of_the_first_caller_is_not_that_of_the_function(caller: Any) -> None:
+    function = fusec.compile(under_no_grad)
+    with caller():
+        function(randn(4, 6))
+    (got,), (wanted,) = (gradients(f, [randn(4, 6)]) for f in (function, under_no_grad))
+    torch.testing.assert_close(got, wanted)
+
+
+RESULTS: dict[str, Callable[[Tensor], Any]] = {
+    "detached argument": lambda x: x.detach(),
+    "detached view": lambda x: (x.detach().t(), x.t().detach(), x.t()),
+    "detached": lambda x: (x * 2).detach(),
+    "without grad": without_grad,
+    "beside one that has": lambda x: (x.exp().detach(), x.exp(), (x.exp() * 2).detach().sum()),
+    "behind a condition": lambda x: ((x > 0).double(), torch.where(x > 0, 1.0, 2.0)),
+    "behind a step": lambda x: (x.floor(), x.sign()),
+    "of the length alone": lambda x: torch.ones_like(x) * x.shape[0],
+    "integers": lambda x: x.long() * 2,
+}
+
+
+@pytest.mark.parametrize("name", RESULTS)
+def test_results_require_grad_where_those_of_pytorch_do(name: str) -> None:
+    x = randn(4, 6).requires_grad_()
+    leaves = torch.utils._pytree.tree_leaves
+    got, wanted = leaves(fusec.compile(RESULTS[name])(x)), leaves(RESULTS[name](x))
+    assert [t.requires_grad for t in got] == [t.requires_grad for t in wanted]
+    torch.testing.assert_close(got, wanted)
+
+
+def test_an_input_behind_a_condition_alone_has_no_gradient() -> None:
+    check(lambda x, y: x * (y > 0), randn(4, 6), randn(4, 6, seed=1))
+    check(lambda x, y: x * y.floor(), randn(4, 6), randn(4, 6, seed=1))
+    check(lambda x, y: x * y.detach(), randn(4, 6), randn(4, 6, seed=1))
+
+
+def test_parameters_that_a_function_reads() -> None:
+    weight = torch.nn.Parameter(randn(6))
+
+    def function(x: Tensor) -> Tensor:
+        y = x * weight.exp() + weight.detach() * weight[None].t().sum()
+        return torch.sigmoid(y).mul_(2)
+
+    def eager(x: Tensor) -> Tensor:
+        return torch.sigmoid(x * weight.exp() + weight.detach() * weight.sum()) * 2
+
+    x = randn(4, 6).requires_grad_()
+    w = randn(4, 6, seed=1)
+    wanted = torch.autograd.grad((eager(x) * w).sum(), [x, weight])
+    got = torch.autograd.grad((fusec.compile(function)(x) * w).sum(), [x, weight])
+    torch.testing.assert_close(got, wanted)
+
+
+class Rounded(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.round()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:
+        return grad
+
+
+def test_a_gradient_by_hand_is_refused() -> None:
+    rounded: Any = Rounded
+    with pytest.raises(fusec.UnsupportedError, match="has a gradient of its own"):
+        fusec.compile(lambda x: rounded.apply(x) * 2)(randn(4))

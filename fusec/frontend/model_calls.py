@@ -192,7 +192,7 @@ def _taken_apart(target: Any, args: Sequence[Any], kwargs: Any) -> tuple[list[Ca
     def capture(tensor: Any, where: Where, reader: str) -> Any:
         raise where.error(UnsupportedError, "it reads a constant tensor")
 
-    recorder = Recorder(tape, owner, knows, capture, None)
+    recorder = Recorder(tape, owner, knows, capture, None, gradients=False)
     with torch.no_grad(), tensors[0].fake_mode, enable_python_dispatcher(), recorder.mode():
         try:
             result = target(*args, **kwargs)

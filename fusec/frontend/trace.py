@@ -21,7 +21,7 @@ from fusec.frontend.resolve import Resolved
 from fusec.frontend.resolve_values import Tensor
 from fusec.frontend.trace_convert import Converter
 from fusec.frontend.trace_place import TracePlace, Where, is_library, raised_at, text_of
-from fusec.frontend.trace_record import Owner, Recorder, Tape
+from fusec.frontend.trace_record import Owner, Recorder, Tape, in_the_place_of
 from fusec.frontend.trace_result import Result, Results, graph_of
 from fusec.frontend.trace_special import SPECIAL, knows
 from fusec.frontend.trace_values import Traced
@@ -137,7 +137,7 @@ class _Trace:
         fake = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
         kinds = {leaf.device.type for leaf in self.leaves if leaf.device is not None}
         with ExitStack() as stack:
-            stack.enter_context(torch.no_grad())
+            stack.enter_context(torch.enable_grad())  # that of the function shows, not the caller's
             for kind in kinds - {"meta"}:
                 stack.enter_context(torch.autocast(kind, enabled=False))
             stack.enter_context(fake)
@@ -149,6 +149,10 @@ class _Trace:
             code = getattr(self.function, "__code__", None)
             recorder = Recorder(self.tape, self.owner, knows, self._capture, code)
             standins = [standin for standin, _ in made]
+            parameters = [t for _, t in self.variables if t.requires_grad]
+            if parameters:
+                known = {id(t): self._capture(t, None, "") for t in parameters}
+                stack.enter_context(in_the_place_of(known))
             with recorder.mode():
                 outputs = self._guarded(lambda: run(standins))
         return standins, [symbols for _, symbols in made], outputs
@@ -210,7 +214,7 @@ class _Trace:
         self.hints[str(symbol)] = value
         return symbol
 
-    def _capture(self, tensor: Any, where: Where, reader: str) -> Any:
+    def _capture(self, tensor: Any, where: Where | None, reader: str) -> Any:
         """The stand-in for a tensor that a variable holds, or that is made of numbers."""
         import torch
 
@@ -221,6 +225,7 @@ class _Trace:
         if reader == "lift_fresh":  # torch.tensor([1, 2])
             name = "numbers"
         if name is None:
+            assert where is not None
             raise where.error(
                 UnsupportedError,
                 "a tensor is read that is neither an argument nor a variable of the function",

@@ -71,12 +71,19 @@ class Converter:
         return self.elementwise(call)
 
     def _keep(self, call: Call, result: Any) -> None:
-        if isinstance(result, tuple | list):
-            for tensor, value in zip(call.result, result, strict=True):
-                if value is not None:
-                    self.values[id(tensor)] = self._as(tensor, value)
-            return
-        self.values[id(call.result)] = self._as(call.result, result)
+        several = isinstance(result, tuple | list)
+        pairs = zip(call.result, result, strict=True) if several else ((call.result, result),)
+        for tensor, value in pairs:
+            if value is not None:
+                own = value if call.tracked else self._untracked(call, value)
+                self.values[id(tensor)] = self._as(tensor, own)
+
+    def _untracked(self, call: Call, value: Traced) -> Traced:
+        """A result that has no gradient; one that was changed in place keeps the one it had."""
+        before = call.arguments.get("self")
+        if call.result is not before or not value.node.dtype.is_float:
+            return replace(value, stopped=True)
+        return self.pointwise("gradient_as(a, b)", a=value, b=self.tensor(before))
 
     def _as(self, tensor: Any, value: Traced) -> Traced:
         """``value`` in the type and with the lengths that PyTorch gave the result."""

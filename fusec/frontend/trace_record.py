@@ -8,10 +8,11 @@ it is used. May import ``fusec.errors`` and, of the frontend, ``trace_place`` an
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cache
-from types import CodeType
+from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
 from fusec.errors import UnsupportedError, did_you_mean
@@ -24,13 +25,17 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """One call of an operator: ``name`` of the operator, ``overload`` with its overload."""
+    """One call of an operator: ``name`` of the operator, ``overload`` with its overload.
+
+    ``tracked``: PyTorch would have written it down for gradients, as under ``no_grad`` it does not.
+    """
 
     name: str
     overload: str
     arguments: dict[str, Any]
     result: Any
     where: Where
+    tracked: bool = True
 
 
 @dataclass(slots=True)
@@ -70,7 +75,8 @@ class Recorder:
     """Fills a tape.
 
     ``knows`` tells whether an operator has a row, ``capture`` gives the stand-in for a tensor that
-    is no argument, ``code`` is the traced function's own.
+    is no argument, ``code`` is the traced function's own. ``gradients``: whether anyone will ask
+    which calls they go through.
     """
 
     tape: Tape
@@ -78,6 +84,7 @@ class Recorder:
     knows: Callable[[str, str], bool]
     capture: Callable[[Any, Where, str], Any]
     code: CodeType | None
+    gradients: bool = True
     outer: list[Any] = field(default_factory=list)  # the operators that are being taken apart
 
     def mode(self) -> Any:
@@ -142,8 +149,13 @@ class Recorder:
         return result
 
     def _dispatch(self, mode: Any, func: Any, where: Where, args: Any, kwargs: Any) -> Any:
+        import torch
+
         name, overload = func._opname, f"{func._opname}.{func._overloadname}"
         refuse(func, name, overload, where)
+        tracked = torch.is_grad_enabled() or not self.gradients
+        if not tracked:
+            _refuse_own_gradient(where)
         # Some functions may write by their schema alone: batch norm, in training.
         mutates = func._schema.is_mutable and not self.knows(name, overload)
         if mutates:
@@ -153,7 +165,7 @@ class Recorder:
             result = func(*args, **kwargs)
             if overload in ("div.Tensor", "div.Scalar"):
                 result = _quotient(result)
-            self._keep(Call(name, overload, named(func, args, kwargs), result, where))
+            self._keep(Call(name, overload, named(func, args, kwargs), result, where, tracked))
             return result
         if func in self.outer:  # made of itself
             raise _unknown(self.outer[0], where)
@@ -173,6 +185,30 @@ class Recorder:
             if isinstance(leaf, torch.Tensor):
                 self.owner.add(leaf)
         self.tape.calls.append(call)
+
+
+def in_the_place_of(standins: dict[int, Any]) -> Any:
+    """The mode that puts stand-ins in the place of tensors that require grad, by their ids.
+
+    So PyTorch writes nothing down for gradients while a function is traced: it would make copies of
+    what it saves, and let the function add hooks that no kernel knows of.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._pytree import tree_map_only
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            def standin(tensor: Any) -> Any:
+                return standins.get(id(tensor), tensor)
+
+            args, kwargs = tree_map_only(torch.Tensor, standin, (args, kwargs or {}))
+            return func(*args, **kwargs)
+
+    made: Any = Mode
+    return made()
 
 
 def _quotient(result: Any) -> Any:
@@ -230,6 +266,22 @@ def refuse(func: Any, name: str, overload: str, where: Where) -> None:
             "trace the functions between the products",
             op=_label(func),
         )
+
+
+def _refuse_own_gradient(where: Where) -> None:
+    """UnsupportedError inside of a ``torch.autograd.Function``, which runs without grad mode."""
+    import torch
+
+    function: Any = torch.autograd.Function
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code.co_name != "_record":  # what called the trace
+        if frame.f_code is function.apply.__func__.__code__:
+            raise where.error(
+                UnsupportedError,
+                "a torch.autograd.Function has a gradient of its own, which a trace does not see",
+                "call it outside; value + (x - x.detach()) has the gradient of x",
+            )
+        frame = frame.f_back
 
 
 def _check_mutation(func: Any, where: Where, args: Sequence[Any], owner: Owner) -> None:

@@ -33,7 +33,7 @@ def _same(convert: Converter, call: Call) -> Traced:
     value = convert.values[id(call.arguments["self"])]
     if call.name in ("clone", "contiguous"):
         convert.copied.add(value.node)
-    return value
+    return replace(value, stopped=True) if call.name == "detach" else value
 
 
 @_for("_to_copy")
@@ -153,7 +153,7 @@ def _reshape(convert: Converter, call: Call) -> Traced:
         seen = call.name == "view" and value.node not in convert.copied
         kind = "view" if seen else "reshape"
         node = convert.views.further(value.node, Step(kind, lengths), lengths)
-        return Traced(node, tuple(range(-len(lengths), 0)), lengths)
+        return replace(value, node=node, axes=tuple(range(-len(lengths), 0)), lengths=lengths)
     moved = _in_front(convert, value, lengths)
     return moved or replace(value, after=(Step("reshape", lengths),))
 
@@ -175,7 +175,7 @@ def _in_front(convert: Converter, value: Traced, lengths: tuple[Any, ...]) -> Tr
     if node is None:
         return None
     axes = (*range(-stay - len(made), -stay), *value.axes[len(front) :])
-    return Traced(node, axes, lengths)
+    return replace(value, node=node, axes=axes, lengths=lengths)
 
 
 def _is_whole(value: Traced) -> bool:

@@ -65,7 +65,7 @@ class Results:
             view = self.convert.views.views[value.node.name]
             return Result(argument=view.argument, steps=_alias_steps(view, value))
         name = self._name(tensor)
-        self.outputs.append(Output(name, value.node, value.hidden))
+        self.outputs.append(Output(name, value.value, value.hidden))
         return Result(output=len(self.outputs) - 1, steps=_steps_behind(value))
 
     def _returned(self, tensor: Any) -> int:
@@ -111,6 +111,8 @@ def _alias_steps(view: View, value: Traced) -> tuple[Step, ...]:
         steps.append(Step("arrange", order))
     if any(value.is_expanded(i) for i in range(len(value.axes))):
         steps.append(Step("expand", value.lengths))
+    if value.stopped:
+        steps.append(Step("detach", ()))
     return (*steps, *value.after)
 
 

@@ -15,7 +15,7 @@ from typing import TypeAlias
 
 from fusec.frontend.resolve_values import Tensor
 from fusec.frontend.trace_views import Length, Step, Views
-from fusec.ir.node import Node
+from fusec.ir.node import Node, constant, make
 
 _HIDDEN = 0  # in a list of axes from the right; the axes of a tensor count from 1
 Slot: TypeAlias = "dict[int, int | None]"
@@ -28,13 +28,14 @@ class Traced:
     ``axes`` holds a negative axis of ``node`` for each axis of the tensor, ascending, or None for
     one of length 1 that the node has not. ``lengths`` are the tensor's own; where the node has 1
     and the tensor more, it is expanded. ``after`` are views of the result that only an output can
-    have.
+    have. ``stopped``: it is detached, so that no gradient goes through it.
     """
 
     node: Node
     axes: tuple[int | None, ...]
     lengths: tuple[Length, ...]
     after: tuple[Step, ...] = ()
+    stopped: bool = False
 
     @property
     def hidden(self) -> tuple[int, ...]:
@@ -46,9 +47,16 @@ class Traced:
         own = self.axes[axis]
         return self.lengths[axis] != 1 and (own is None or self.node.shape[own] == 1)
 
+    @property
+    def value(self) -> Node:
+        """The node, without a gradient if the tensor is detached."""
+        if not self.stopped or not self.node.dtype.is_float:
+            return self.node
+        return make("gradient_as", (self.node, constant(0, self.node.dtype)), self.node.type)
+
     def operand(self) -> Tensor:
         """The value as promotion sees it."""
-        return Tensor(self.node, 0 if self.axes else 1)
+        return Tensor(self.value, 0 if self.axes else 1)
 
 
 def aligned(

@@ -29,7 +29,8 @@ Axes: TypeAlias = "tuple[int | None, ...]"
 @dataclass(frozen=True, slots=True)
 class Step:
     """One view: ``arrange`` (old negative axes in their new order, None for a new axis of length
-    1), ``slice`` (axis, start, end, step), ``reshape``, ``view`` or ``expand`` (lengths).
+    1), ``slice`` (axis, start, end, step), ``reshape``, ``view`` or ``expand`` (lengths), or
+    ``detach``, which is one of a result only.
     """
 
     kind: str

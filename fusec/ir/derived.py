@@ -126,9 +126,10 @@ _ROWS: tuple[Derived, ...] = (
     # Elementwise helpers.
     Derived("square", "x", "x times x", "x ^ 2", "square"),
     Derived("reciprocal", "x", "1 / x", "1 / x", "reciprocal"),
-    Derived("sign", "x", "-1, 0 or 1 in the type of x; 0 for NaN",
-            "where(x > 0, cast_like(1, x), where(x < 0, cast_like(-1, x), cast_like(0, x)))",
-            "sign"),
+    # A step: a gradient of 0 and not none.
+    Derived("sign", "x", "-1, 0 or 1 in the type of x; 0 for NaN", """
+        step = where(x > 0, cast_like(1, x), where(x < 0, cast_like(-1, x), cast_like(0, x)))
+        gradient_as(step, floor(x))""", "sign"),
     Derived("isnan", "x", "whether x is NaN", "x != x", "isnan"),
     Derived("isinf", "x", "whether x is infinite", "x == inf or x == -inf", "isinf"),
     Derived("isfinite", "x", "whether x is neither infinite nor NaN",

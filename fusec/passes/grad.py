@@ -26,7 +26,7 @@ May import ``fusec.ir``, ``passes/expressions.py`` and ``passes/composites.py``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -77,6 +77,18 @@ def gradient(graph: Graph, wrt: Sequence[str], results: Sequence[int] | None = N
 
 def differentiable(graph: Graph, wrt: Iterable[str]) -> set[Node]:
     """The nodes that depend smoothly on one of the inputs ``wrt``."""
+    return _behind(graph, wrt, lambda node: node.op.derivative is not None)
+
+
+def requiring_grad(graph: Graph, wrt: Iterable[str]) -> set[Node]:
+    """The nodes that require grad in PyTorch if the inputs ``wrt`` do: steps are among them, whose
+    gradient is 0, but not what is detached or computed from conditions and integers.
+    """
+    return _behind(graph, wrt, lambda node: True)
+
+
+def _behind(graph: Graph, wrt: Iterable[str], passes: Callable[[Node], bool]) -> set[Node]:
+    """The floats that depend on one of the inputs ``wrt`` through floats that ``passes`` takes."""
     names = frozenset(wrt)
     active: set[Node] = set()
     for node in graph.nodes():
@@ -85,7 +97,7 @@ def differentiable(graph: Graph, wrt: Iterable[str]) -> set[Node]:
         if node.op.name == "input":
             moves = node.name in names
         else:
-            moves = node.op.derivative is not None and any(a in active for a in _moved_by(node))
+            moves = passes(node) and any(a in active for a in _moved_by(node))
         if moves:
             active.add(node)
     return active

@@ -355,7 +355,8 @@ def _function() -> Any:
             tape, *values = inputs
             ctx.tape = tape
             ctx.set_materialize_grads(False)
-            ctx.mark_non_differentiable(*(o for o in output if not o.is_floating_point()))
+            pairs = zip(output, tape.training.requiring, strict=True)
+            ctx.mark_non_differentiable(*(o for o, requiring in pairs if not requiring))
             names = tape.step.code.formula.inputs
             ctx.numbers = {n: v for n, v in zip(names, values, strict=True) if n in tape.numbers}
             kept = [values[k] for k in tape.kept_inputs] + [output[k] for k in tape.kept_outputs]

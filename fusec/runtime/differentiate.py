@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from fusec.errors import InternalError
 from fusec.ir.graph import Graph, InputSpec, Output, without_twins
-from fusec.passes.grad import differentiable, gradient
+from fusec.passes.grad import differentiable, gradient, requiring_grad
 from fusec.passes.save import Crossing, keep, starting_from
 from fusec.runtime.counters import OncePerKey
 from fusec.runtime.formula import Formula
@@ -70,6 +70,11 @@ class Differentiable:
         return made
 
 
+def _is_reached(graph: Graph, name: str) -> bool:
+    requiring = requiring_grad(graph, [name])
+    return any(o.node in requiring for o in graph.outputs)
+
+
 class Training:
     """A forward program that keeps what its gradients start from, and these gradients."""
 
@@ -84,8 +89,10 @@ class Training:
         self.forward = of_graph(formula, origin.specs, self._kept.forward)
         moved = differentiable(self._kept.traced, names)
         self.smooth = tuple(o.node in moved for o in self._kept.traced.outputs)
+        requiring = requiring_grad(self._kept.traced, names)
+        self.requiring = tuple(o.node in requiring for o in self._kept.traced.outputs)
         # An input that no result depends on has no gradient; behind a step it has a 0.
-        self.reached = frozenset(n.name for n in graph.nodes() if n.op.name == "input")
+        self.reached = frozenset(n for n in names if _is_reached(graph, n))
         start = starting_from(without_twins(whole), self.crossing)
         self.read = frozenset(spec.name for spec in start.inputs)
         self._gradients: dict[object, Gradient] = {}

@@ -114,6 +114,8 @@ def _step(step: Step, values: dict[Any, Any]) -> Callable[[Any], Any]:
             piece = slice(number(start, values), number(end, values), stride)
             index = (..., piece, *([slice(None)] * (-axis - 1)))
             return lambda tensor: tensor[index]
+        case "detach":
+            return lambda tensor: tensor.detach()
     lengths = tuple(number(n, values) for n in step.parts)
     match step.kind:
         case "view":
