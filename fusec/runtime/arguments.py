@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 
 from fusec.errors import DTypeError, FusecError, ShapeError, UnsupportedError
 from fusec.runtime.addresses import NUMBERS, in_memory, lacks_memory, share_memory
+from fusec.runtime.arrays import tensor_of, why_refused
 from fusec.runtime.prepared import Prepared, made
 
 if TYPE_CHECKING:
@@ -99,8 +100,6 @@ class Call:
         import numpy
         import torch
 
-        from fusec.ir.dtypes import by_torch_name
-
         if isinstance(value, torch.Tensor):
             kind = type(value).__name__
             raise self.error(
@@ -111,21 +110,10 @@ class Call:
             )
         if isinstance(value, (numpy.ndarray, numpy.generic)):
             self.numpy = self.numpy or isinstance(value, numpy.ndarray)
-            array = numpy.asarray(value)
-            if by_torch_name(array.dtype.name) is None:
-                known = "float16 to float64, int8 to int64, uint8 and bool"
-                raise self.error(
-                    DTypeError,
-                    position,
-                    f"has the NumPy type {array.dtype}",
-                    f"fusec takes {known}",
-                )
-            if not array.dtype.isnative or any(s < 0 or s % array.itemsize for s in array.strides):
-                array = array.astype(array.dtype.newbyteorder("="), order="C", copy=True)
-            with warnings.catch_warnings():
-                # Inputs are only read, so an array that must not be written is as good as any.
-                warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
-                return torch.from_numpy(array)
+            refused = why_refused(value)
+            if refused is not None:
+                raise self.error(DTypeError, position, *refused)
+            return tensor_of(value)
         kind = type(value).__name__
         raise self.error(
             DTypeError, position, f"is a {kind}", "pass a tensor, a NumPy array or a number"

@@ -19,13 +19,13 @@ from typing import Any, TypeAlias
 from fusec.errors import DTypeError, UnknownNameError, UnsupportedError, did_you_mean
 from fusec.frontend.trace import trace
 from fusec.passes.simplify import Numerics
+from fusec.runtime.arrays import is_array
 from fusec.runtime.formula import Formula
 from fusec.runtime.operator_calls import leave_alone, replace_for_dynamo
 from fusec.runtime.specialize import Variant
 from fusec.runtime.traced_arguments import (
     as_tensor,
     given,
-    is_array,
     is_empty_or_traced,
     is_static,
     kind_of,
@@ -143,7 +143,8 @@ class TracedFunction:
         if bound is None or not self._variables.unchanged():
             bound = self._bound_for(key, leaves, structure)
         if bound is None:  # nothing to compute on
-            return given(self._eager(leaves, structure), out)
+            results = self._eager([as_tensor(v) for v in leaves], structure)
+            return _given(results, any(is_array(v) for v in leaves), out)
         return self._run(bound, leaves, out)
 
     def bind(self, /, *args: Any, **named: Any) -> Callable[..., Any]:
@@ -319,10 +320,10 @@ class TracedFunction:
                 value = values[result.argument]
             for step in steps:
                 value = step(value)
-            results.append(value.numpy() if numpy and hasattr(value, "numpy") else value)
+            results.append(value)
         from torch.utils._pytree import tree_unflatten
 
-        return given(tree_unflatten(results, bound.known.program.structure), out)
+        return _given(tree_unflatten(results, bound.known.program.structure), numpy, out)
 
     # -- looking ----------------------------------------------------------------------------------
 
@@ -363,6 +364,16 @@ class TracedFunction:
                 value = step(value)
             views.append(value)
         return bound.known, views
+
+
+def _given(results: Any, numpy: bool, out: Any) -> Any:
+    """The results as the caller wants them: in ``out``, or as arrays if arrays came."""
+    if out is not None or not numpy:
+        return given(results, out)
+    import torch
+    from torch.utils._pytree import tree_map_only
+
+    return tree_map_only(torch.Tensor, torch.Tensor.numpy, results)
 
 
 def _while_tracing(traced: Any, /, *args: Any, **named: Any) -> Any:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from fusec.errors import DTypeError, FusecError
+from fusec.errors import DTypeError, ShapeError
 from fusec.frontend.trace import Leaf
 from fusec.ir.dtypes import by_torch_name
+from fusec.runtime.addresses import share_memory
+from fusec.runtime.arrays import is_array, tensor_of, why_refused
 
 _STATIC = (bool, int, str, type(None), type(Ellipsis))
 _OF_TORCH = ("dtype", "device", "memory_format", "layout")
@@ -63,14 +65,14 @@ def is_empty_or_traced(value: Any) -> bool:
     return hasattr(value, "shape") and (0 in value.shape or type(value).__name__ == "FakeTensor")
 
 
-def is_array(value: Any) -> bool:
-    return hasattr(value, "__array_interface__") and not hasattr(value, "untyped_storage")
-
-
 def as_tensor(value: Any) -> Any:
-    import torch
-
-    return torch.as_tensor(value) if is_array(value) else value
+    """The tensor of an array; anything else as it is."""
+    if not is_array(value):
+        return value
+    refused = why_refused(value)
+    if refused is not None:
+        raise DTypeError(f"an input {refused[0]}", hint=refused[1])
+    return tensor_of(value)
 
 
 def leaf_of(name: str, value: Any) -> Leaf:
@@ -81,12 +83,11 @@ def leaf_of(name: str, value: Any) -> Leaf:
         return Leaf(name, value=value)
     if isinstance(value, torch.Tensor):
         return Leaf(name, tuple(value.shape), value.dtype, value.device)
-    dtype = by_torch_name(str(value.dtype))
-    if dtype is None:
-        raise DTypeError(
-            f"input {name!r} has the NumPy type {value.dtype}",
-            hint="fusec takes float16 to float64, int8 to int64, uint8 and bool",
-        )
+    refused = why_refused(value)
+    if refused is not None:
+        raise DTypeError(f"input {name!r} {refused[0]}", hint=refused[1])
+    dtype = by_torch_name(value.dtype.name)
+    assert dtype is not None
     return Leaf(name, tuple(value.shape), getattr(torch, dtype.torch), torch.device("cpu"))
 
 
@@ -101,16 +102,36 @@ def kind_of(value: Any) -> Any:
 
 
 def given(results: Any, out: Any) -> Any:
-    """``results``, in the caller's tensors where it gave some."""
+    """``results``, in the caller's tensors where it gave some.
+
+    A result may be a view of an argument, and a tensor to write to may share memory with it.
+    """
+    import torch
+
     if out is None:
         return results
-    single = not isinstance(out, tuple | list)
-    pairs = [(out, results)] if single else list(zip(out, results, strict=True))
-    for tensor, result in pairs:
-        if tensor.shape != result.shape or tensor.dtype != result.dtype:
-            raise FusecError(
-                f"out is {tensor.dtype}{list(tensor.shape)}, the result is"
-                f" {result.dtype}{list(result.shape)}"
-            )
+    outs = list(out) if isinstance(out, tuple | list) else [out]
+    found = list(results) if isinstance(results, tuple | list) else [results]
+    if len(outs) != len(found):
+        raise ShapeError(f"out has {len(outs)} tensors, the function has {len(found)} results")
+    for tensor, result in zip(outs, found, strict=True):
+        _check(tensor, result)
+    if share_memory(found, outs):
+        found = [torch.clone(result) for result in found]
+    for tensor, result in zip(outs, found, strict=True):
         tensor.copy_(result)
     return out
+
+
+def _check(tensor: Any, result: Any) -> None:
+    """Raises DTypeError or ShapeError unless ``tensor`` can take ``result``."""
+    import torch
+
+    for what, value in (("out", tensor), ("the result", result)):
+        if not isinstance(value, torch.Tensor):
+            raise DTypeError(f"{what} is a {type(value).__name__}, and out= is for tensors")
+    if tensor.dtype != result.dtype:
+        hint = f"make it with dtype={result.dtype}"
+        raise DTypeError(f"out is {tensor.dtype}, the result is {result.dtype}", hint=hint)
+    if tensor.shape != result.shape:
+        raise ShapeError(f"out is {list(tensor.shape)}, the result is {list(result.shape)}")
