@@ -371,6 +371,39 @@ def test_a_graph_made_of_real_tensors() -> None:
     assert_close(graph(y), y.exp() + 1)
 
 
+def turned(x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    return x.t() * 2, x[0].exp()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch.jit itself
+@pytest.mark.parametrize("known", [False, True])
+@pytest.mark.parametrize("way", ["make_fx", "jit", "export"])
+def test_another_trace_sees_the_operators_of_a_function(way: str, known: bool) -> None:
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    function = fusec.compile(turned)
+    x, y = torch.randn(2, 3), torch.randn(2, 3)
+    if known:
+        function(x)
+
+    class Model(torch.nn.Module):
+        def forward(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+            first, second = function(x)
+            return first + 1, second
+
+    made = {
+        "make_fx": lambda: make_fx(Model())(x),
+        "jit": lambda: torch.jit.trace(Model(), x),
+        "export": lambda: torch.export.export(Model(), (x,), strict=False).module(),
+    }[way]()
+    assert_close(made(y), (turned(y)[0] + 1, turned(y)[1]))
+
+
+def test_a_first_call_of_a_function_under_a_transform_is_refused() -> None:
+    with pytest.raises(UnsupportedError, match=r"under a transform of torch\.func"):
+        torch.func.grad(fusec.compile(lambda x: (x * x).sum()))(torch.randn(3))
+
+
 def test_the_name_of_a_program_says_all() -> None:
     """What a graph keeps of a program makes the same one in another process."""
     from fusec.runtime.programs import Link, Name, name_of

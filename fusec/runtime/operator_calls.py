@@ -28,6 +28,26 @@ def seen_by_torch(values: Sequence[Any]) -> bool:
     return any(type(v).__name__ == "FakeTensor" for v in values)
 
 
+def operators_are_watched() -> bool:
+    """Whether a ``TorchDispatchMode`` or ``torch.jit.trace`` is to see every operator."""
+    import torch
+
+    if torch._C._len_torch_dispatch_stack():
+        return True
+    return torch._C._get_tracing_state() is not None
+
+
+def refuse_transforms(name: str) -> None:
+    """UnsupportedError where a function would be traced under a transform of ``torch.func``."""
+    import torch
+
+    if torch._C._are_functorch_transforms_active():
+        raise UnsupportedError(
+            f"{name} is first called under a transform of torch.func, where nothing can be traced",
+            hint="call it outside, or give fusec.compile a formula",
+        )
+
+
 def refuse_trace() -> None:
     """UnsupportedError inside ``torch.jit.trace``, which would take the result for a constant."""
     import torch

@@ -21,7 +21,12 @@ from fusec.frontend.trace import trace
 from fusec.passes.simplify import Numerics
 from fusec.runtime.arrays import is_array
 from fusec.runtime.formula import Formula
-from fusec.runtime.operator_calls import leave_alone, replace_for_dynamo
+from fusec.runtime.operator_calls import (
+    leave_alone,
+    operators_are_watched,
+    refuse_transforms,
+    replace_for_dynamo,
+)
 from fusec.runtime.specialize import Variant
 from fusec.runtime.traced_arguments import (
     as_tensor,
@@ -135,6 +140,8 @@ class TracedFunction:
         if out is not None and "out" in self._parameters:
             named["out"], out = out, None
         leaves, structure = self._flatten(args, named)
+        if operators_are_watched():
+            return _given(self._eager(leaves, structure), False, out)
         key = self._key(leaves, structure)
         try:
             bound = self._memo.get(key)
@@ -268,6 +275,7 @@ class TracedFunction:
 
     def _trace(self, leaves: list[Any], structure: Any) -> Known:
         self._refuse([x for x in leaves if not is_static(x)])
+        refuse_transforms(self.__name__)
         names = names_of(len(leaves), structure) if structure else list(self._parameters)
         moving = [k for k, x in enumerate(leaves) if not is_static(x)]
         if not any(hasattr(leaves[k], "shape") for k in moving) and not self._variables.tensors:
