@@ -165,6 +165,8 @@ class Recorder:
             result = func(*args, **kwargs)
             if overload in ("div.Tensor", "div.Scalar"):
                 result = _quotient(result)
+            if name == "gather":
+                _compare_lengths(args[0].shape, args[2].shape)
             self._keep(Call(name, overload, named(func, args, kwargs), result, where, tracked))
             return result
         if func in self.outer:  # made of itself
@@ -209,6 +211,14 @@ def in_the_place_of(standins: dict[int, Any]) -> Any:
 
     made: Any = Mode
     return made()
+
+
+def _compare_lengths(own: Sequence[Any], others: Sequence[Any]) -> None:
+    """Guards on which lengths are equal. PyTorch makes none for a gather, which takes positions for
+    some of the rows only.
+    """
+    for length, other in zip(own, others, strict=True):
+        bool(length == other)
 
 
 def _quotient(result: Any) -> Any:

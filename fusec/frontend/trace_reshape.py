@@ -97,21 +97,21 @@ def _cut(convert: Converter, call: Call) -> Any:
     length = value.lengths[axis]
     if call.name == "slice":
         start, end = _bounds(convert, call, axis)
-        return _piece(convert, value, axis, start, end, call.arguments["step"], call.result)
+        return part_of(convert, value, axis, start, end, call.arguments["step"], call.result)
     if call.name == "select":
         index = call.arguments["index"]
         start = index if index >= 0 else length + convert.length(index)
-        piece = _piece(convert, value, axis, start, start + 1, 1, None)
+        piece = part_of(convert, value, axis, start, start + 1, 1, None)
         return squeezed(piece, [axis])
     pieces, start = [], 0
     for part in call.result:
         if call.name == "unbind":
-            piece = _piece(convert, value, axis, start, start + 1, 1, None)
+            piece = part_of(convert, value, axis, start, start + 1, 1, None)
             pieces.append(squeezed(piece, [axis]))
             start += 1
             continue
         end = start + convert.length(part.shape[axis])
-        pieces.append(_piece(convert, value, axis, start, end, 1, part))
+        pieces.append(part_of(convert, value, axis, start, end, 1, part))
         start = end
     return pieces
 
@@ -126,7 +126,7 @@ def _bounds(convert: Converter, call: Call, axis: int) -> tuple[Any, Any]:
     return first, first + convert.length(call.result.shape[axis]) * call.arguments["step"]
 
 
-def _piece(
+def part_of(
     convert: Converter, value: Traced, axis: int, start: Any, end: Any, step: int, result: Any
 ) -> Traced:
     """``value`` from ``start`` to ``end`` along an axis; one element where there is no result."""

@@ -122,7 +122,8 @@ def graph_of(
     """The graph over the inputs that it reads and those that its lengths belong to."""
     nodes = toposort(o.node for o in outputs)
     dims = {e for n in nodes for e in n.shape if isinstance(e, Dim)}
-    dims |= {Dim(str(n.attribute("dim"))) for n in nodes if n.op.name in ("index", "size")}
+    named = (str(n.attribute("dim")) for n in nodes if n.op.name in ("index", "size"))
+    dims |= {Dim(name) for name in named if name != "1"}
     pending = {n.name for n in nodes if n.op.name == "input"}
     pending |= {d.name.rpartition(".")[0] for d in dims}
     needed: set[str] = set()

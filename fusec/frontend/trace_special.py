@@ -16,7 +16,7 @@ from fusec.frontend import trace_rows as rows
 from fusec.frontend.resolve_values import Axes, Literal, Tensor
 from fusec.frontend.trace_convert import Converter, Special, correction_of, dims
 from fusec.frontend.trace_record import Call
-from fusec.frontend.trace_reshape import VIEWS
+from fusec.frontend.trace_reshape import VIEWS, part_of
 from fusec.frontend.trace_values import (
     Traced,
     aligned,
@@ -251,6 +251,9 @@ def _gather(convert: Converter, call: Call) -> Traced:
     axis = _axis(call, value)
     if index.lengths[axis] != 1:
         raise convert.unsupported("gather of more than one element from each row", "one at a time")
+    for k, length in enumerate(index.lengths):
+        if k != axis and length != value.lengths[k]:  # positions for the first rows alone
+            value = part_of(convert, value, k, 0, length, 1, call.arguments["index"])
     return _taken(convert, value, index, axis)
 
 

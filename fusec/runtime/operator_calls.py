@@ -43,7 +43,7 @@ def refuse_transforms(name: str) -> None:
 
     if torch._C._are_functorch_transforms_active():
         raise UnsupportedError(
-            f"{name} is first called under a transform of torch.func, where nothing can be traced",
+            f"{name} is first called inside torch.func.vmap or its like, where none can be traced",
             hint="call it outside, or give fusec.compile a formula",
         )
 

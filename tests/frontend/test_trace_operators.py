@@ -266,3 +266,43 @@ def test_every_row_is_tested() -> None:
 def test_slices_that_begin_or_end_outside(start: int | None, end: int | None) -> None:
     x, y = operands("", torch.float32)
     check(lambda x, y: [(x[:, start:end:step] * 2, x[start:end, :1] + 1) for step in (1, 2)], x, y)
+
+
+GATHERS: dict[str, Function] = {
+    "positions that are an argument": lambda x, t: x.gather(1, t[:, None]).squeeze(1),
+    "a loss": lambda x, t: -x.log_softmax(-1).gather(-1, t.unsqueeze(-1)).mean(),
+    "a loss by logsumexp": lambda x, t: x.logsumexp(1) - x.gather(1, t[:, None])[:, 0],
+    "and all of them": lambda x, t: x.gather(1, t[:, None]) * x,
+    "of a computed value": lambda x, t: (x.softmax(-1) * 2).gather(1, t[:, None]),
+    "for the first rows": lambda x, t: x.gather(1, t[:2, None]),
+    "for the first row": lambda x, t: (x * 2).gather(1, t[:1, None]),
+    "three axes": lambda x, t: x.view(2, 2, 6).gather(2, t.view(2, 2, 1)),
+    "from one column": lambda x, t: x[:, :1].gather(1, t[:, None] * 0) * 2,
+    "from a row of maxima": lambda x, t: x.gather(
+        1, x.amax(1, keepdim=True).argmax(1, keepdim=True)
+    ),
+}
+
+
+@pytest.mark.parametrize("name", GATHERS)
+def test_gather(name: str) -> None:
+    check(GATHERS[name], operands("", torch.float32)[0], torch.tensor([3, 0, 5, 1]))
+
+
+def test_one_function_gathers_for_all_rows_and_for_some() -> None:
+    function = fusec.compile(lambda x, t: x.gather(1, t))
+    x = torch.randn(4, 6)
+    for rows in (4, 3, 1, 2, 4):
+        t = torch.randint(6, (rows, 1))
+        torch.testing.assert_close(function(x, t), x.gather(1, t))
+
+
+@pytest.mark.parametrize("name", ["argmax", "argmin", "max", "min", "all", "any", "prod"])
+def test_reductions_of_an_axis_of_length_one(name: str) -> None:
+    def function(x: torch.Tensor, y: torch.Tensor) -> list[Any]:
+        operator = getattr(torch, name)
+        return [
+            operator(x[:, :1], 1), operator(y.sum(1, keepdim=True), 1), operator(x[:1] * y[:1], 0)
+        ]  # fmt: skip
+
+    check(function, *operands("", torch.float32))
