@@ -238,3 +238,15 @@ def test_a_gradient_by_hand_is_refused() -> None:
     rounded: Any = Rounded
     with pytest.raises(fusec.UnsupportedError, match="has a gradient of its own"):
         fusec.compile(lambda x: rounded.apply(x) * 2)(randn(4))
+
+
+def test_a_formula_tells_an_input_from_itself_with_an_axis_more() -> None:
+    x = randn(5)
+    function = fusec.compile(lambda x: torch.exp(x[:, None] - x) * x[:, None])
+    text = function.show("formula", x).split("\n\n")[1]
+    assert "# x_1 is x with an axis of length 1 behind its own\n" in text
+    again = fusec.compile(text, inputs=("x", "x_1"))
+    torch.testing.assert_close(again(x, x[:, None]), function(x))
+    gradient = function.show("grad", x)
+    assert "x_1 - x)" in gradient
+    assert "has a last axis of length 1 here" not in gradient

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from itertools import count
 from types import MappingProxyType
 
 from fusec.ir.graph import Graph, InputSpec
@@ -49,6 +50,32 @@ class _Writer:
         self.texts: dict[Node, tuple[str, int]] = {}
         self.taken = {s.name for s in specs} | {o.name for o in graph.outputs}
         self.uses = Counter(a for node in graph.nodes() for a in node.args)
+        self.inputs = self.input_names()
+
+    def input_names(self) -> dict[Node, str]:
+        """What inputs are called: one that is read in two shapes has two names."""
+        found: dict[Node, str] = {}
+        nodes = [n for n in self.graph.nodes() if n.op.name == "input"]
+        fewest = {n.name: n.integer("unsqueezed") for n in nodes}
+        for node in nodes:
+            fewest[node.name] = min(fewest[node.name], node.integer("unsqueezed"))
+        for node in nodes:
+            further = node.integer("unsqueezed") - fewest[node.name]
+            found[node] = node.name if not further else self.free(f"{node.name}_1")
+            if further:
+                axes = "an axis" if further == 1 else f"{further} axes"
+                self.lines.append(
+                    f"# {found[node]} is {node.name} with {axes} of length 1 behind its own"
+                )
+        return found
+
+    def free(self, stem: str) -> str:
+        """``stem``, or with a number behind it where that is taken."""
+        name, serial = stem, 1
+        while name in self.taken:
+            name, serial = f"{stem}{serial}", serial + 1
+        self.taken.add(name)
+        return name
 
     def text(self) -> str:
         results = {o.node: o.name for o in self.graph.outputs if o.node.op.name not in _NAMELESS}
@@ -77,11 +104,13 @@ class _Writer:
         if wanted is None and self.uses[node] < 2 and len(text) <= _LONG:
             return None
         stem = wanted if wanted is not None and wanted.isidentifier() else "t"
-        name, serial = (stem, 1) if wanted else ("t1", 2)
-        while name in self.taken:
-            name, serial = f"{stem}{serial}", serial + 1
-        self.taken.add(name)
-        return name
+        return self.free(stem) if wanted else self.free_number()
+
+    def free_number(self) -> str:
+        """``t1``, ``t2`` ... for a value without a name."""
+        serial = next(k for k in count(1) if f"t{k}" not in self.taken)
+        self.taken.add(f"t{serial}")
+        return f"t{serial}"
 
     def transparent(self, node: Node) -> bool:
         """A cast that the language makes by itself: numbers take the type of what they meet."""
@@ -91,7 +120,7 @@ class _Writer:
         """The text of a node over those of its arguments, and how tightly it binds."""
         match node.op.name:
             case "input":
-                return node.name, _ATOM
+                return self.inputs[node], _ATOM
             case "constant":
                 return self.constant(node)
             case "index" | "size":

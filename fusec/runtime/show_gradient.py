@@ -54,7 +54,9 @@ class GradientView:
         lines = [f"# the gradient of {' '.join(self.special.formula.source.text.split())}"]
         start = self.start()
         found = {c.name: c.how for c in self.crossing}
-        unsqueezed = {n.name for n in start.nodes() if _is_unsqueezed(n)}
+        inputs = [n for n in start.nodes() if n.op.name == "input"]
+        plain = {n.name for n in inputs if not _is_unsqueezed(n)}
+        unsqueezed = {n.name for n in inputs} - plain
         for spec in start.inputs:
             shape = f"[{', '.join(map(str, spec.shape))}]"
             if found.get(spec.name) == "kept":
