@@ -443,8 +443,17 @@ def test_threads_may_share_a_function(backend: Backend) -> None:
 def test_two_outputs_in_one_place_are_refused() -> None:
     function = fusec.compile("x + 1, x + 2")
     x, out = torch.randn(3, 4), torch.empty(3, 4)
-    with pytest.raises(ShapeError, match="two outputs start at the same place"):
-        function(x, out=(out, out))
+    flat = torch.empty(20)
+    wide = torch.empty(4, 6)
+    for outs in (
+        (out, out),
+        (out, out.view(4, 3).T),
+        (flat[:12].view(3, 4), flat[5:17].view(3, 4)),
+        (wide[:3, :4], wide[1:, 2:]),
+        (wide[:3, :4], wide.view(-1)[3:15].view(3, 4)),
+    ):
+        with pytest.raises(ShapeError, match=r"out\[0\] and out\[1\] share memory"):
+            function(x, out=outs)
     both = torch.empty(3, 8)
     function(x, out=(both[:, 0::2], both[:, 1::2]))  # interleaved, and yet apart
     assert torch.equal(both[:, 0::2], x + 1)

@@ -46,6 +46,38 @@ def share_memory(values: Sequence[Any], outs: Sequence[torch.Tensor]) -> bool:
     )
 
 
+def overlapping(outs: Sequence[torch.Tensor]) -> tuple[int, int] | None:
+    """The positions of two outputs that have an element in one place; None if there are none.
+
+    Where neither of two is all of its stretch of memory, every byte that both may reach is counted.
+    """
+    extents = [_extent(out) for out in outs]
+    for k, (start, end) in enumerate(extents):
+        for other, (other_start, other_end) in enumerate(extents[:k]):
+            if start < other_end and other_start < end and _meet(outs[other], outs[k]):
+                return other, k
+    return None
+
+
+def _meet(a: torch.Tensor, b: torch.Tensor) -> bool:
+    """Whether two tensors whose stretches of memory overlap have an element in one place."""
+    import torch
+
+    if a.is_contiguous() and b.is_contiguous():
+        return True
+    extents = [_extent(a), _extent(b)]
+    start = min(first for first, _ in extents)
+    places = torch.zeros(max(end for _, end in extents) - start, dtype=torch.bool)
+    for tensor, (first, _) in zip((a, b), extents, strict=True):
+        size = tensor.element_size()
+        steps = (*(step * size for step in tensor.stride()), 1)
+        taken = places.as_strided((*tensor.shape, size), steps, first - start)
+        if bool(taken.any()):
+            return True
+        taken.fill_(True)
+    return False
+
+
 def _extent(tensor: torch.Tensor) -> tuple[int, int]:
     """The first address of a tensor's elements, and the one behind its last."""
     start = tensor.data_ptr()

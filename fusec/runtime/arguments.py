@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fusec.errors import DTypeError, FusecError, ShapeError, UnsupportedError
-from fusec.runtime.addresses import NUMBERS, in_memory, lacks_memory, share_memory
+from fusec.runtime.addresses import NUMBERS, in_memory, lacks_memory, overlapping, share_memory
 from fusec.runtime.arrays import tensor_of, why_refused
 from fusec.runtime.prepared import Prepared, made
 
@@ -238,12 +238,6 @@ class Call:
         import torch
 
         outs = list(out) if isinstance(out, (tuple, list)) else [out]
-        addresses = [t.data_ptr() for t in outs if isinstance(t, torch.Tensor) and t.numel()]
-        if len(set(addresses)) < len(addresses):
-            raise ShapeError(
-                "two outputs start at the same place in memory",
-                hint="give each result a tensor of its own",
-            )
         for position, tensor in enumerate(outs):
             which = f"out[{position}]" if isinstance(out, (tuple, list)) else "out"
             if not isinstance(tensor, torch.Tensor):
@@ -268,6 +262,11 @@ class Call:
                     f"{which} overlaps itself: several of its elements share one place in memory",
                     hint="pass out.contiguous(), not an expanded tensor",
                 )
+        if len(outs) > 1 and (found := overlapping(outs)) is not None:
+            raise ShapeError(
+                "out[{}] and out[{}] share memory".format(*found),
+                hint="give each result a tensor of its own",
+            )
         return outs
 
     @property
