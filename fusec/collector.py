@@ -24,14 +24,16 @@ class _Pauses:
         self._left = LIMIT
         self._count = 0
         self._collecting = False
+        self._aging = False
 
-    def begin(self) -> None:
+    def begin(self, counted: bool = True) -> None:
         """One more."""
         with self._lock:
             if self._count == 0:
-                self._collecting = gc.isenabled() and self._left > 0
+                self._aging = self._left > 0
+                self._collecting = gc.isenabled() and (self._aging or not counted)
                 if self._collecting:
-                    self._left -= 1
+                    self._left -= self._aging
                     gc.disable()
             self._count += 1
 
@@ -42,7 +44,8 @@ class _Pauses:
                 return
             self._count -= 1
             if self._count == 0 and self._collecting:
-                _make_old()
+                if self._aging:
+                    _make_old()
                 gc.enable()
 
     def after_fork(self) -> None:
@@ -67,13 +70,15 @@ _pauses = _Pauses()
 
 
 @contextlib.contextmanager
-def without_collections() -> Iterator[None]:
+def without_collections(counted: bool = True) -> Iterator[None]:
     """No garbage collection for a block of code, or with it as decorator, for a function.
 
-    Blocks may nest and threads overlap; memory that needs no collector is freed as ever.
+    Blocks may nest and threads overlap; memory that needs no collector is freed as ever. What makes
+    many objects each time is not ``counted``: it pauses after ``LIMIT`` pauses too, whose objects
+    then stay young, so that what of them is garbage is found soon.
     """
     pauses = _pauses
-    pauses.begin()
+    pauses.begin(counted)
     try:
         yield
     finally:

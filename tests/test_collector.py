@@ -75,6 +75,18 @@ def test_the_first_pauses_of_a_process_are_the_only_ones() -> None:
     assert gc.isenabled()
 
 
+def test_what_makes_many_objects_each_time_pauses_each_time() -> None:
+    for number in range(LIMIT + 2):
+        with without_collections(counted=False):
+            assert not gc.isenabled()
+            kept = [[k] for k in range(5000)]
+        assert gc.isenabled()
+        old = any(item is kept[0] for item in gc.get_objects(generation=2))
+        assert old == (number < LIMIT), "what comes late stays young, where garbage is soon found"
+    with without_collections():
+        assert gc.isenabled()
+
+
 def test_what_a_pause_made_is_old_and_still_collected() -> None:
     gone: list[int] = []
 
