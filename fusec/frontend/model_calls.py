@@ -2,26 +2,25 @@
 
 A node of a ``torch.fx`` graph over aten is one operator of PyTorch. Most are rows of the trace
 tables; others are taken apart by PyTorch's decompositions, over tensors without memory. May import
-``fusec.errors``, ``fusec.ir``, ``fusec.source`` and, of the frontend, the ``trace_*`` modules but
+``fusec.errors``, ``fusec.ir`` and, of the frontend, ``model_parts`` and the ``trace_*`` modules but
 ``trace`` itself.
 """
 
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from fusec.errors import FusecError, UnsupportedError
-from fusec.frontend.trace_place import Where
-from fusec.frontend.trace_record import Call, Owner, Recorder, Tape, named, refuse
+from fusec.frontend.model_alike import is_tensor
+from fusec.frontend.model_parts import NOWHERE, Parts, leaves
+from fusec.frontend.trace_record import Call, named, refuse
 from fusec.frontend.trace_rows import ATTENTION, STAY, words
 from fusec.frontend.trace_special import knows
 from fusec.ir.dtypes import by_torch_name
-from fusec.source import Source, Span
 
-NOWHERE = Where(Source("", "<model>"), Span(0, 0))
 COMPUTE, VIEW, SOURCE, LEFT = "compute", "view", "source", "left"
 # Views that only repeat: a kernel reads what they are of, so each region has its own.
 SPREADS = words("expand unsqueeze")
@@ -71,6 +70,7 @@ class Operations:
     by_node: dict[Any, Operation] = field(default_factory=dict)
     values: dict[Any, Any] = field(default_factory=dict)
     _seen: set[int] = field(default_factory=set)
+    _parts: Parts = field(default_factory=Parts)
     _last_random: Any = None
     _barrier: Any = None
 
@@ -86,7 +86,7 @@ class Operations:
             self._element(operation)
             return
         self.values[node] = self._own(value)
-        if not any(map(is_tensor, _leaves(value))):
+        if not any(map(is_tensor, leaves(value))):
             return
         try:
             self._convert(operation, value)
@@ -118,10 +118,10 @@ class Operations:
         """Random numbers are drawn in their order; what writes waits for all before it."""
         node = operation.node
         before = [self._barrier] if self._barrier is not None else []
-        if _writes(node):
+        if writes(node):
             before = [n for n in self.by_node if n is not node]
             self._barrier = node
-        elif _draws(node):
+        elif draws(node):
             before += [self._last_random] if self._last_random is not None else []
             self._last_random = node
         operation.after = tuple(before)
@@ -136,15 +136,15 @@ class Operations:
             raise UnsupportedError("it is an attention")
         if name in STAY:
             raise UnsupportedError(STAY[name])
-        if _writes(node):
+        if writes(node):
             raise UnsupportedError("it writes to a tensor that it is given")
-        if _draws(node):
+        if draws(node):
             raise UnsupportedError("it draws random numbers")
         if any(self.values[n] is None for n in node.all_input_nodes):
             raise UnsupportedError("the graph does not say what it is given")
         refuse(target, name, overload, NOWHERE)
         arguments = self._arguments(node)
-        _check(_leaves(arguments), _leaves(value))
+        _check(leaves(arguments), leaves(value))
         if target.namespace == "aten" and knows(name, overload):
             positional, by_name = arguments
             call = Call(
@@ -152,7 +152,7 @@ class Operations:
             )
             operation.calls = [call]
         else:
-            operation.calls, self.values[node] = _taken_apart(target, *arguments)
+            operation.calls, self.values[node] = self._parts.of(target, *arguments)
         operation.kind = VIEW if name in _VIEWS else SOURCE if name in _SOURCES else COMPUTE
 
     def _arguments(self, node: Any) -> tuple[Any, Any]:
@@ -177,31 +177,6 @@ def drops_axes(view: Any, values: Mapping[Any, Any]) -> bool:
     return len(part) < len(whole) and list(part) == [n for n in whole if n != 1]
 
 
-def _taken_apart(target: Any, args: Sequence[Any], kwargs: Any) -> tuple[list[Call], Any]:
-    """The calls that an operator without a row is made of, and its result."""
-    import torch
-    from torch._dispatch.python import enable_python_dispatcher
-
-    tensors = [v for v in _leaves((args, kwargs)) if is_tensor(v)]
-    if not tensors:
-        raise UnsupportedError("it makes a tensor of numbers in a way that fusec does not know")
-    owner, tape = Owner(), Tape()
-    for tensor in tensors:
-        owner.add(tensor, "argument")
-
-    def capture(tensor: Any, where: Where, reader: str) -> Any:
-        raise where.error(UnsupportedError, "it reads a constant tensor")
-
-    recorder = Recorder(tape, owner, knows, capture, None, gradients=False)
-    with torch.no_grad(), tensors[0].fake_mode, enable_python_dispatcher(), recorder.mode():
-        try:
-            result = target(*args, **kwargs)
-        except (RuntimeError, IndexError, TypeError, ValueError, NotImplementedError) as error:
-            lines = str(error).strip().splitlines() or [type(error).__name__]
-            raise UnsupportedError(f"PyTorch does not take it apart: {lines[0]}") from None
-    return tape.calls, tuple(result) if isinstance(result, list) else result
-
-
 def _check(given: Iterator[Any], made: Iterator[Any]) -> None:
     """UnsupportedError for tensors that no kernel of fusec reads or writes."""
     import torch
@@ -222,7 +197,7 @@ def _check(given: Iterator[Any], made: Iterator[Any]) -> None:
         raise UnsupportedError("its tensors are on several devices")
 
 
-def _writes(node: Any) -> bool:
+def writes(node: Any) -> bool:
     """Whether a node does more than give a result."""
     schema = getattr(node.target, "_schema", None)
     if schema is None:
@@ -231,20 +206,10 @@ def _writes(node: Any) -> bool:
     return bool(schema.is_mutable or not schema.returns)
 
 
-def _draws(node: Any) -> bool:
+def draws(node: Any) -> bool:
+    """Whether a node draws random numbers."""
     import torch
 
     # Operators that keep or set the state of the generator get what draws as an argument.
     drawing = [node.target, *(a for a in node.args if isinstance(a, torch._ops.OpOverload))]
     return any(torch.Tag.nondeterministic_seeded in getattr(d, "tags", ()) for d in drawing)
-
-
-def _leaves(value: Any) -> Iterator[Any]:
-    from torch.utils._pytree import tree_leaves
-
-    return iter(tree_leaves(value))
-
-
-def is_tensor(value: Any) -> bool:
-    """Whether a value is a tensor, with memory or without."""
-    return hasattr(value, "untyped_storage")

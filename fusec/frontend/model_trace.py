@@ -6,11 +6,12 @@ May import ``fusec.errors``, ``fusec.ir``, ``fusec.source`` and, of the frontend
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 from fusec.errors import FusecError
+from fusec.frontend.model_alike import is_tensor, region_form
 from fusec.frontend.model_calls import (
     COMPUTE,
     LEFT,
@@ -21,8 +22,8 @@ from fusec.frontend.model_calls import (
     Operation,
     Operations,
     drops_axes,
-    is_tensor,
 )
+from fusec.frontend.model_lengths import Layout, all_known, layout_of, lengths_of, place_of
 from fusec.frontend.model_regions import regions
 from fusec.frontend.trace import TracedProgram
 from fusec.frontend.trace_convert import Converter
@@ -42,15 +43,6 @@ _MANY_ROUNDS = 100
 _SINGLE = words("t transpose permute view _unsafe_view squeeze unsqueeze alias detach")
 
 
-@dataclass(frozen=True, slots=True)
-class Layout:
-    """What PyTorch expects of a result: lengths and strides in elements, and torch's type."""
-
-    shape: tuple[Length, ...]
-    strides: tuple[Length, ...]
-    dtype: Any
-
-
 @dataclass(slots=True)
 class ModelRegion:
     """Some operators of a model, and the program that computes their ``results``.
@@ -68,6 +60,7 @@ class ModelRegion:
     program: TracedProgram
     layouts: tuple[Layout, ...]
     operators: int  # of PyTorch, without views
+    alike: Any  # equal for regions that are the same but for which tensors they read
 
 
 class _Refused(Exception):
@@ -86,6 +79,7 @@ class Model:
     operations: Operations = field(default_factory=Operations)
     regions: list[ModelRegion] = field(default_factory=list)
     _converted: dict[tuple[Any, ...], ModelRegion | None] = field(default_factory=dict)
+    _programs: dict[Any, TracedProgram] = field(default_factory=dict)  # of regions that are alike
     _plain: set[tuple[Any, ...]] = field(default_factory=set)  # those that absorb nothing
 
     def cut(self, nodes: Sequence[Any], returned: Iterable[Any]) -> None:
@@ -127,7 +121,7 @@ class Model:
         base = view
         while known[base].name in _SINGLE and is_tensor(values[base.args[0]]):
             base = base.args[0]
-            if _place(values[base]) == _place(values[view]):
+            if place_of(values[base]) == place_of(values[view]):
                 return base
         return view
 
@@ -257,29 +251,23 @@ class Model:
         numbers = [n for n in outside if not is_tensor(values[n])]
         if not inputs:
             return None
-        program = _Conversion(known, values, inputs).program(absorbed + nodes, results)
-        lengths = _lengths_of(values[inputs[0]])
-        layouts = tuple(_layout(values[n], lengths) for n in results)
+        alike = region_form(absorbed + nodes, inputs, results, values)
+        program = self._programs.get(alike)
+        if program is None:
+            program = _Conversion(known, values, inputs).program(absorbed + nodes, results)
+            self._programs[alike] = program
+        lengths = lengths_of(values[inputs[0]])
+        layouts = tuple(layout_of(values[n], lengths) for n in results)
         used = [n for own in layouts for n in (*own.shape, *own.strides)]
-        if not _all_known([*used, *_parts(program)], program.symbols):
+        if not all_known([*used, *_parts(program)], program.symbols):
             raise _Refused(known[nodes[0]], "a length in it is that of none of its tensors")
         operators = sum(known[n].kind == COMPUTE and known[n].name != "getitem" for n in nodes)
         if operators == 1 and _is_one_step(program):
             for node in nodes:
                 known[node].leave("alone, it is one kernel of PyTorch's as well")
             return None
-        return ModelRegion(nodes, absorbed, inputs, numbers, results, program, layouts, operators)
-
-
-def _place(tensor: Any) -> tuple[Any, ...]:
-    """Where in its memory a tensor lies, and as what."""
-    length = _lengths_of(tensor)
-    return _layout(tensor, length), length(tensor.storage_offset())
-
-
-def _layout(tensor: Any, length: Callable[[Any], Length]) -> Layout:
-    shape, strides = tuple(map(length, tensor.shape)), tuple(map(length, tensor.stride()))
-    return Layout(shape, strides, tensor.dtype)
+        parts = nodes, absorbed, inputs, numbers, results
+        return ModelRegion(*parts, program, layouts, operators, (alike, len(absorbed)))
 
 
 def _outside(nodes: Sequence[Any], inside: set[Any]) -> list[Any]:
@@ -300,30 +288,6 @@ def _parts(program: TracedProgram) -> Iterable[Length]:
     return [p for s in steps for p in s.parts]
 
 
-def _all_known(lengths: Iterable[Length], symbols: Sequence[Sequence[Length]]) -> bool:
-    """Whether lengths can be computed from those of the inputs."""
-    import sympy
-
-    known = {s: sympy.Integer(2) for own in symbols for s in own if not isinstance(s, int)}
-    open_ones = [e.xreplace(known) for e in lengths if hasattr(e, "free_symbols")]
-    return not any(e.free_symbols for e in open_ones)
-
-
-def _lengths_of(tensor: Any) -> Any:
-    """The function that gives a length its one form: an integer, or an expression."""
-    environment = tensor.fake_mode.shape_env
-
-    def length(size: Any) -> Length:
-        node = getattr(size, "node", None)
-        expression = node.expr if node is not None else size
-        if isinstance(expression, int | float):
-            return expression
-        expression = environment.replace(expression) if environment is not None else expression
-        return int(expression) if expression.is_Integer else expression
-
-    return length
-
-
 class _Conversion:
     """The conversion of one region."""
 
@@ -333,7 +297,7 @@ class _Conversion:
         self.operations = operations
         self.values = values
         self.inputs = inputs
-        self.length = _lengths_of(values[inputs[0]])
+        self.length = lengths_of(values[inputs[0]])
 
     def program(self, nodes: Sequence[Any], results: Sequence[Any]) -> TracedProgram:
         """Raises _Refused, with the operator that cannot be in this region."""

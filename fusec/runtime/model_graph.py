@@ -8,6 +8,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from functools import cache
 from typing import Any
 
@@ -35,13 +36,13 @@ def compile_graph(
     nodes = [n for n in module.graph.nodes if n.op != "output"]
     output = next(n for n in module.graph.nodes if n.op == "output")
     model = Model()
-    plans: dict[tuple[Any, ...], Planned] = {}
+    plans: dict[Any, Planned] = {}
     settled = False
     while not settled:
         model.cut(nodes, output.all_input_nodes)
         settled = all([_settle(model, r, plans, choice) for r in model.regions])
-    for region in model.regions:
-        build_soon(plans[_key(region)])
+    for planned in {r.alike: plans[_key(r)] for r in model.regions}.values():
+        build_soon(planned)
     functions = {r.nodes[0]: _function(module, r, plans[_key(r)]) for r in model.regions}
     reports = [f.report for f in functions.values()]
     counted = sum(o.counts for o in model.operations.by_node.values())
@@ -58,22 +59,26 @@ def _key(region: ModelRegion) -> tuple[Any, ...]:
 def _settle(
     model: Model,
     region: ModelRegion,
-    plans: dict[tuple[Any, ...], Planned],
+    plans: dict[Any, Planned],
     choice: Choice,
 ) -> bool:
-    """Plan a region; False if it turns out to be no gain, and the model is to be cut again."""
+    """Plan a region; False if it turns out to be no gain, and the model is to be cut again.
+
+    ``plans`` has those of regions, and of forms that regions have.
+    """
     if _key(region) in plans:
         return True
     try:
-        planned = plan_region(model, region, choice)
+        planned = plans.get(region.alike) or plan_region(model, region, choice)
     except FusecError as error:
         model.leave(region, error.message)
         return False
+    plans[region.alike] = planned
     if planned.again and _leave_sums(model, region):
         return False
     gained = planned.report.saved >= (1 if region.operators > 1 else 0)
     if gained:
-        plans[_key(region)] = planned
+        plans[_key(region)] = replace(planned, report=replace(planned.report))
         return True
     if not model.part(region):
         model.leave(region, "as kernels it would move no fewer bytes")
