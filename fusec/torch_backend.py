@@ -14,10 +14,10 @@ from typing import TYPE_CHECKING, Any, cast
 from fusec.api import BACKENDS, NUMERICS, CompiledFunction
 from fusec.errors import UnknownNameError, did_you_mean
 from fusec.runtime.choices import choose
-from fusec.runtime.model_decompositions import decompositions
 from fusec.runtime.model_graph import compile_graph
 from fusec.runtime.model_plan import Choice
 from fusec.runtime.model_report import begin, last_report
+from fusec.runtime.model_stages import compile_stages
 
 if TYPE_CHECKING:
     from fusec.passes.simplify import Numerics
@@ -39,9 +39,6 @@ def fusec(
     ``torch.compile(model, backend="fusec", options={"numerics": "precise"})``. Raises
     UnknownNameError and FusecError for others.
     """
-    from torch._dynamo.backends.common import aot_autograd
-    from torch._functorch.partitioners import min_cut_rematerialization_partition
-
     backend, numerics = _chosen(options or {})
     report = begin()
 
@@ -50,15 +47,7 @@ def fusec(
     def compiler(stage: str) -> Callable[..., Any]:
         return lambda module, inputs: compile_graph(module, stage, choice, report)
 
-    made: Callable[..., Any] = aot_autograd(
-        fw_compiler=compiler("forward"),
-        bw_compiler=compiler("backward"),
-        inference_compiler=compiler("inference"),
-        decompositions=decompositions(),
-        partition_fn=min_cut_rematerialization_partition,
-        keep_inference_input_mutations=True,
-    )(graph, example_inputs)
-    return made
+    return compile_stages(graph, example_inputs, compiler)
 
 
 def _chosen(options: dict[str, str]) -> tuple[str, Numerics]:
