@@ -66,9 +66,10 @@ def private_cache(directory: Path) -> Iterator[None]:
 
 @functools.cache
 def _skip_hashing() -> None:
-    """Spare compilations of this kind a hash of the whole of Triton, a third of a second.
+    """Spare compilations of this kind a hash of the whole of Triton, a third of a second, and a run
+    of ``ptxas`` that only asks for its version.
 
-    It keys Triton's own cache, which they do not use; other threads and callers get it as before.
+    Both key Triton's own cache, which they do not use; other threads and callers have them as ever.
     """
     from triton.compiler import compiler
     from triton.runtime import cache
@@ -78,10 +79,27 @@ def _skip_hashing() -> None:
 
     @functools.wraps(whole)
     def triton_key() -> str:
-        private = getattr(_thread, "directory", None) is not None
-        return triton_version() if private else whole()
+        return triton_version() if _is_private() else whole()
 
     module.triton_key = triton_key
+    if importlib.util.find_spec("triton.backends.nvidia") is None:
+        return
+    from triton.backends.nvidia.compiler import CUDABackend
+
+    backend: Any = CUDABackend
+    asking = backend.hash
+
+    @functools.wraps(asking)
+    def hash_of(self: Any) -> str:
+        known: str = f"{triton_version()}-{self.target.arch}" if _is_private() else asking(self)
+        return known
+
+    backend.hash = hash_of
+
+
+def _is_private() -> bool:
+    """Whether this thread compiles without Triton's cache."""
+    return getattr(_thread, "directory", None) is not None
 
 
 class _Chooser:

@@ -259,3 +259,22 @@ def test_an_interpreting_process_says_so() -> None:
         env=settings.child_environment(TRITON_INTERPRET="1", FUSEC_NO_CACHE="1"),
     )
     assert "interprets kernels in this process" in finished.stdout
+
+
+_ASKED = """
+import fusec, torch
+fusec.compile("gelu(x)").show("ptx", torch.empty(64, 64, device="meta"), target="sm_90")
+from triton.backends.compiler import GPUTarget
+from triton.backends.nvidia.compiler import CUDABackend, get_ptxas_version
+asked = get_ptxas_version.cache_info().misses
+print(asked, "release" in CUDABackend(GPUTarget("cuda", 90, 32)).hash())
+"""
+
+
+def test_ptxas_is_not_run_for_the_cache_of_triton(tmp_path: Path) -> None:
+    """A build does not use it; whoever does has a key with the version in it."""
+    done = subprocess.run(
+        [sys.executable, "-c", _ASKED], capture_output=True, text=True, timeout=120, cwd=tmp_path
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.split() == ["0", "True"]
