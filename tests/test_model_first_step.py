@@ -210,6 +210,15 @@ def test_results_that_are_two_tensors_stay_two() -> None:
     assert len({t.untyped_storage()._cdata for t in made}) == 4
 
 
+def test_tensors_without_a_memory_of_their_own_are_no_trouble() -> None:
+    def function(x: torch.Tensor) -> Any:
+        return x.to_sparse(), torch.sparse.sum(x.to_sparse()) + x.exp() + x.exp()
+
+    graph, _ = graph_of(function, (4, 5))
+    assert merge_equal(graph)
+    assert called(graph)["exp"] == 1
+
+
 def test_a_graph_that_writes_is_left_as_it_is() -> None:
     def function(x: torch.Tensor) -> torch.Tensor:
         a = x.exp()

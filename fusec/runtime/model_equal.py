@@ -5,6 +5,7 @@ May import ``model_alike`` and ``model_calls`` of the frontend; torch inside fun
 
 from __future__ import annotations
 
+import contextlib
 import operator
 from collections.abc import Iterable
 from typing import Any
@@ -62,5 +63,6 @@ def _storages(nodes: Iterable[Any]) -> set[int]:
     found = set()
     for value in tree_leaves([n.meta.get("val") for n in nodes]):
         if hasattr(value, "untyped_storage"):
-            found.add(value.untyped_storage()._cdata)
+            with contextlib.suppress(NotImplementedError):  # sparse, and the like
+                found.add(value.untyped_storage()._cdata)
     return found
