@@ -92,13 +92,17 @@ class Sweeps:
         """One kernel of several, for rows that many programs share.
 
         It combines what earlier kernels left, and either leaves its own parts of the reductions of
-        its sweep, or comes last and stores the results.
+        its sweep, or comes last and stores the results: those that no earlier kernel could.
         """
         values, part = self.values, self.values.job.part
         self._find_stages()
         reductions = [n for n in values.nodes if self._is_reduction(n)]
         mine = [n for n in reductions if self._stage[n] == part]
-        roots = [] if mine else list(values.job.region.roots)
+        last = max(self._stage[n] for n in reductions)
+        early = [r for r in values.job.region.roots if values.varies(r.node)]
+        early = [r for r in early if self._stage[r.node] < last]
+        roots = [r for r in values.job.region.roots if r not in early]
+        roots = [r for r in early if self._stage[r.node] + 1 == part] if mine else roots
         wanted = self._wanted([self._reduced(n) for n in mine] + [r.node for r in roots])
         outside = [n for n in values.nodes if n in wanted and not values.varies(n)]
         body = Body()
