@@ -8,8 +8,6 @@ from __future__ import annotations
 import warnings
 from typing import TYPE_CHECKING, Any
 
-from fusec.ir.dtypes import by_torch_name
-
 if TYPE_CHECKING:
     import torch
 
@@ -22,6 +20,8 @@ def is_array(value: Any) -> bool:
 def why_refused(array: Any) -> tuple[str, str] | None:
     """What is wrong with an array, as a predicate, and a hint; None for one that fusec takes."""
     import numpy
+
+    from fusec.ir.dtypes import by_torch_name  # a warm call of tensors needs nothing of ir
 
     if by_torch_name(array.dtype.name) is None:
         return (
