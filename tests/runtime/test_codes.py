@@ -283,6 +283,20 @@ def test_the_plan_says_what_a_target_needs() -> None:
     assert shown.count("STL") <= SPILLS_ALLOWED // 4
 
 
+@needs_compiler
+def test_the_documentation_says_how_much_spills() -> None:
+    """Of the row kernel of the benchmarks that spills most, which it names."""
+    text = (Path(__file__).parents[2] / "docs" / "performance.md").read_text(encoding="utf-8")
+    said = re.search(r"spills more than (\d+) bytes.*?\((\w+) over (\d+) (\w+) columns", text, re.S)
+    assert said is not None
+    most, name, columns, dtype = said.groups()
+    example = torch.empty(2670, int(columns), dtype=getattr(torch, dtype), device="meta")
+    plan = fusec.compile(f"{name}(x)").show("plan", example, target="sm_90")
+    spilled = [int(count) for count in re.findall(r"(\d+) bytes of local memory", plan)]
+    assert spilled
+    assert max(spilled) <= int(most) <= SPILLS_ALLOWED
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("backend", ["cuda", "triton"])
 @pytest.mark.parametrize("text", ["softmax(x)", "-sum(softmax(x) * log_softmax(x))"])
