@@ -31,13 +31,12 @@ from fusec.codegen.kernel import (
     Stmt,
     Store,
     Sweep,
-    Term,
 )
 from fusec.codegen.online import LaneOnline, Online
 from fusec.codegen.pairs import Pair, pairs, stages
 from fusec.codegen.parameters import accumulated
 from fusec.codegen.running import as_result, identity, running_types
-from fusec.codegen.uses import is_arithmetic
+from fusec.codegen.uses import is_arithmetic, runs_along_row
 from fusec.codegen.values import Values
 from fusec.ir.node import Node
 from fusec.ir.ops import OPS, Kind
@@ -343,7 +342,7 @@ class Sweeps:
         if not (config.prefetch and (later or writes)):
             return ()
         found = (s for s in loads if isinstance(s, Load) and not s.guards)
-        return tuple(s.access for s in found if s.level is Level.TILE and _is_row(s.access))
+        return tuple(s.access for s in found if s.level is Level.TILE and runs_along_row(s.access))
 
     def _target(self, reductions: list[Node]) -> tuple[Access, ...]:
         """Where the next sweep writes, if this one is the last that reduces."""
@@ -356,7 +355,7 @@ class Sweeps:
             r for r in self.values.job.region.roots if self.values.levels[r.node] is Level.TILE
         ]
         accesses = (self.values.root_access(root) for root in roots)
-        return tuple(access for access in accesses if _is_row(access))
+        return tuple(access for access in accesses if runs_along_row(access))
 
     def _reduce(self, node: Node, out: list[Stmt]) -> Accumulator | None:
         """Combine the argument of ``node`` along the row, or begin to."""
@@ -378,12 +377,6 @@ class Sweeps:
         accumulator = Accumulator(name, lanes, node.op, kind, running, least, carry)
         out.append(Accumulate(accumulator, argument))
         return accumulator
-
-
-def _is_row(access: Access) -> bool:
-    """Whether an address runs along a row of memory, one row behind the other."""
-    variables = {term.variable for term in access.terms}
-    return variables == {"row", "col"} and Term("col", 1) in access.terms
 
 
 def _title(values: Values, reductions: list[Node], stores: list[Root]) -> str:

@@ -1,4 +1,4 @@
-"""Which names the statements of a Kernel read.
+"""Which names the statements of a Kernel read, and how.
 
 May import ``fusec.ir`` and ``codegen.kernel``.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from fusec.codegen.kernel import (
+    Access,
     Accumulate,
     AddColumns,
     Apply,
@@ -23,6 +24,7 @@ from fusec.codegen.kernel import (
     Stmt,
     Store,
     Sweep,
+    Term,
 )
 from fusec.ir.dtypes import DType
 from fusec.ir.ops import OPS, Infix, Prefix
@@ -100,3 +102,9 @@ def mentioned(statements: Sequence[Stmt]) -> set[str]:
         if guarded or masked:
             used.add("inside")
     return used
+
+
+def runs_along_row(access: Access) -> bool:
+    """Whether an address runs along a row of memory, one row behind the other."""
+    variables = {term.variable for term in access.terms}
+    return variables == {"row", "col"} and Term("col", 1) in access.terms
