@@ -14,7 +14,7 @@ from fusec.runtime.build_cpp import find_compiler
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int8)
-SHAPES = ((1, 1), (1, 65), (64, 64), (63, 130), (65, 3), (200, 64))
+SHAPES = ((1, 1), (1, 65), (64, 64), (63, 130), (65, 3), (200, 64), (70, 300))
 
 
 def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
@@ -31,7 +31,12 @@ def streaming(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_turned_operands(dtype: torch.dtype) -> None:
+@pytest.mark.parametrize("large", [False, True])
+def test_turned_operands(dtype: torch.dtype, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Results that are large go past the caches from here as well."""
+    if large:
+        monkeypatch.setattr(schedule, "STREAM_BYTES", 0)
+        monkeypatch.setattr(schedule, "STREAM_STRETCH", 0)
     f = fusec.compile("2*x + y*b + c", inputs=["x", "y", "b", "c"])
     for rows, cols in SHAPES:
         x, y = numbers(rows, cols, dtype=dtype), numbers(cols, rows, dtype=dtype).T
@@ -51,8 +56,19 @@ def test_turned_operands_in_a_batch() -> None:
 def test_a_turned_operand_is_read_through_a_tile() -> None:
     f = fusec.compile("x - y", inputs=["x", "y"])
     source = f.show("cpp", numbers(70, 90), numbers(90, 70).T)
-    assert "y_tile[(row - row_start) * fusec::TILE + col - col_start] = y_ptr" in source
+    assert "fusec::turn(&y_ptr[row_start + col_start * rows], rows," in source
+    assert "y_tile[(row - row_start + strip - col_start) * fusec::TILE + col - strip]" in source
     assert "x_tile" not in source
+
+
+def test_turned_operands_of_which_an_axis_is_split() -> None:
+    """Rows that are two axes of the operand are copied one by one."""
+    f = fusec.compile("x - y", inputs=["x", "y"])
+    for sizes in ((70, 3, 90), (300, 2, 5)):
+        x, y = numbers(*sizes), numbers(sizes[2], sizes[1], sizes[0]).permute(2, 1, 0)
+        assert torch.equal(f(x, y), x - y)
+        z = numbers(sizes[2] + 1, *sizes[:2])[1:].permute(1, 2, 0)
+        assert torch.equal(f(x, z), x - z)
 
 
 @pytest.mark.parametrize("threads", ["1", "3"])

@@ -259,36 +259,26 @@ def test_as_many_operators_are_left_as_pytorch_leaves(
 
 # -- what else a first step does ------------------------------------------------------------------
 
-LOADED = """
-print(*[m for m in ("ir", "lowering", "scheduler") if "torch._inductor." + m in sys.modules])
-"""
-AUTOGRAD = "import sys, torch._functorch.aot_autograd" + LOADED
-STEP = (
-    """
+STEP = """
 import sys, torch, fusec.torch_backend
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.GELU(), torch.nn.Linear(8, 8))
-options = {"backend": "torch"}
-torch.compile(model, backend="fusec", options=options)(torch.randn(4, 8)).sum().backward()
+torch.compile(model, backend={!r})(torch.randn(4, 8)).sum().backward()
+print(*[m for m in ("ir", "lowering", "scheduler") if "torch._inductor." + m in sys.modules])
 """
-    + LOADED
-)
 
 
 def test_a_step_does_not_import_the_whole_of_inductor(tmp_path: Path) -> None:
-    """No more of it than AOTAutograd itself imports, which with PyTorch 2.6 is all."""
+    """No more of it than PyTorch itself does, which before 2.7 imports all for AOTAutograd."""
     loaded = []
-    for program in (STEP, AUTOGRAD):
+    for backend in ("fusec", "aot_eager"):
         done = subprocess.run(
-            [sys.executable, "-c", program],
-            capture_output=True,
-            text=True,
-            cwd=tmp_path,
-            timeout=120,
-        )
+            [sys.executable, "-c", STEP.format(backend)],
+            capture_output=True, text=True, cwd=tmp_path, timeout=120,
+        )  # fmt: skip
         assert done.returncode == 0, done.stderr
-        loaded.append(done.stdout.split())
-    ours, least = loaded
-    assert ours == least
+        loaded.append(set(done.stdout.split()))
+    ours, theirs = loaded
+    assert ours <= theirs
     assert not ours or torch.__version__ < "2.7"
 
 

@@ -88,45 +88,68 @@ class _Printer(RowLanes):
 
     def _tile(self) -> None:
         if self.kernel.config.block_rows > 1:
-            self._square_tiles()
+            self._turned_tiles()
             return
         with self.threads() as share:
             self.writer.line(share)
             with self.loop("row", "rows"):
                 self._row_of_tile("0", "cols")
 
-    def _square_tiles(self) -> None:
+    def _turned_tiles(self) -> None:
         """Tile by tile, so that each line of an operand that runs along the rows is read once."""
-        step = "fusec::TILE"
-        self.writer.line(
-            "#pragma omp parallel for collapse(2) num_threads(threads) schedule(static)"
-        )
+        with self.threads() as share:
+            self.writer.line(share.replace(" for ", " for collapse(2) "))
+            with (
+                self.stretches("row_start", "rows", "fusec::TILE"),
+                self.stretches("col_start", "cols", "fusec::WIDE"),
+            ):
+                self._turned_tile()
+
+    def _turned_tile(self) -> None:
+        for axis, side in (("row", "fusec::TILE"), ("col", "fusec::WIDE")):
+            end = f"fusec::minimum({axis}_start + {side}, {axis}s)"
+            self.writer.line(f"const int64_t {axis}_end = {end};")
+        turned = [s for s in self.kernel.body if isinstance(s, Load) and s.tile]
+        for load in turned:
+            tile = f"{load.tile}[fusec::TILE * fusec::WIDE]"
+            self.writer.line(f"alignas(64) {load.storage.cpp} {tile};")
+        if turned:
+            self._turn(turned)
         with (
-            self.stretches("row_start", "rows", step),
-            self.stretches("col_start", "cols", step),
+            self.loop("row", "row_end", "row_start"),
+            self.stretches("strip", "col_end", "fusec::TILE", "col_start"),
         ):
-            for side in ("row", "col"):
-                end = f"fusec::minimum({side}_start + {step}, {side}s)"
-                self.writer.line(f"const int64_t {side}_end = {end};")
-            turned = [s for s in self.kernel.body if isinstance(s, Load) and s.tile]
-            for load in turned:
-                self.writer.line(f"{load.storage.cpp} {load.tile}[{step} * {step}];")
-            if turned:
-                self._turn(turned)
-            with self.loop("row", "row_end", "row_start"):
-                self._row_of_tile("col_start", "col_end")
+            self.writer.line(
+                "const int64_t strip_end = fusec::minimum(strip + fusec::TILE, col_end);"
+            )
+            self._row_of_tile("strip", "strip_end")
 
     def _turn(self, loads: Sequence[Load]) -> None:
         """Copy tiles of operands that run along the rows, so that they run along the columns."""
-        with self.loop("col", "col_end", "col_start"):
-            for load in loads:
-                place = self.at_start(load.access, "row_start", "(col + fusec::TILE)")
-                self.writer.line(f"fusec::prefetch<fusec::TILE>(&{load.access.buffer}[{place}]);")
-            with self.loop("row", "row_end", "row_start"):
-                self.variables(Level.COL)
-                for load in loads:
-                    element = f"{load.access.buffer}[{self.address(load.access)}]"
-                    self.writer.line(f"{load.tile}[{IN_TILE}] = {element};")
+        plain = [load for load in loads if self._is_plain(load)]
+        for load in plain:
+            start = self.at_start(load.access, "row_start", "col_start")
+            stride = next(t.stride for t in load.access.terms if t.variable == "col")
+            self.writer.line(f"fusec::turn(&{load.access.buffer}[{start}], {stride},")
+            size = "row_end - row_start, col_end - col_start"
+            self.writer.line(f"            {size}, {load.tile});")
+        others = [load for load in loads if load not in plain]
+        if not others:
+            return
+        with (
+            self.stretches("strip", "col_end", "fusec::TILE", "col_start"),
+            self.loop("col", "fusec::minimum(strip + fusec::TILE, col_end)", "strip"),
+            self.loop("row", "row_end", "row_start"),
+        ):
+            self.variables(Level.COL)
+            for load in others:
+                element = f"{load.access.buffer}[{self.address(load.access)}]"
+                self.writer.line(f"{load.tile}[{IN_TILE}] = {element};")
+
+    def _is_plain(self, load: Load) -> bool:
+        """Whether columns of an operand lie at equal distances, and its rows side by side."""
+        steps = {term.variable: term.stride for term in load.access.terms}
+        return set(steps) == {"row", "col"} and steps["row"] == 1
 
     def _row_of_tile(self, start: str, end: str) -> None:
         outer = [s for s in self.kernel.body if not isinstance(s, Comment) and not self._varies(s)]

@@ -46,7 +46,8 @@ def parallel(team: str) -> str:
 
 
 PARALLEL = parallel("threads")
-IN_TILE = "(row - row_start) * fusec::TILE + col - col_start"  # where a tile holds an element
+# Where a tile holds an element: in strips of 64 columns, one behind the other.
+IN_TILE = "(row - row_start + strip - col_start) * fusec::TILE + col - strip"
 
 
 @dataclass(slots=True)

@@ -44,11 +44,13 @@ STREAM_STRETCH = 1024  # bytes; shorter ones would be half of lines
 # Results that go past the caches at a time. Few let writing go on beside fetching and computing; a
 # kernel that has fetched the next row while it reduced this one does nothing else, and many pay.
 STREAM_BLOCK, STREAM_ROW_BLOCK = 128, 1024
-SHORT_ROW = 16  # columns: with so few, it is the rows that fill a CPU's vectors
+# Columns of so few that it is the rows that fill a CPU's vectors, and bytes of a row of a result: a
+# vector writes rows element by element.
+SHORT_ROW, SHORT_BYTES = 16, 32
 # What is so long is reduced in parts by a CPU: a row, and elements below each other.
 SHARED_ROW, SHARED_COLUMN = 65536, 1024
 KEPT_COLUMNS = 1 << 22  # a buffer that is longer is mapped anew for each row, which costs more
-CPU_TILE = 64  # rows and columns of a tile, of which a CPU's first cache holds a few
+CPU_TILE = 64  # stands for the tile of an operand that a CPU turns
 # From here on offsets are int64; blocks may overhang by less than 2**20.
 WIDE_OFFSETS = 2**31 - 2**20
 
@@ -253,18 +255,18 @@ def choose_cpp(
     whether long reductions go in parts, and whether results pass by the caches. ``sweeps``: how
     many reduce, one after the other.
     """
-    short = arrangement.cols <= SHORT_ROW
+    short = arrangement.cols <= SHORT_ROW and _row_bytes(accesses, arrangement) <= SHORT_BYTES
     along = form is Form.ROWS and (short or rows_contiguous(arrangement))
     long = arrangement.cols >= (SHARED_COLUMN if along else SHARED_ROW)
     side = CPU_TILE if form is Form.TILE and _turned(arrangement) else 1
-    stream = side == 1 and not along and _is_large(accesses, arrangement)
+    stream = not along and _is_large(accesses, arrangement)
     rows_near = not along and arrangement.cols <= PREFETCH_COLUMNS
     return Config(
         side,
         side,
         resident=False,
         wide_index=True,
-        prefetch=rows_near if form is Form.ROWS else stream,
+        prefetch=rows_near if form is Form.ROWS else stream and side == 1,
         lanes_along_rows=along,
         shared=form is Form.ROWS and long,
         stream=stream_block(sweeps) if stream else 0,
@@ -284,6 +286,12 @@ def _is_large(accesses: tuple[Operand, ...], arrangement: Arrangement) -> bool:
     width = max((accesses[k].node.dtype.itemsize for k in full), default=0)
     stretch = arrangement.cols * width
     return stretch * arrangement.rows >= STREAM_BYTES and stretch >= STREAM_STRETCH
+
+
+def _row_bytes(accesses: tuple[Operand, ...], arrangement: Arrangement) -> int:
+    """Bytes of a row of the widest result that has rows; 0 where no result has."""
+    full = (o for k, o in enumerate(accesses) if o.kind == "root" and is_tile(k, arrangement))
+    return arrangement.cols * max((o.node.dtype.itemsize for o in full), default=0)
 
 
 def _turned(arrangement: Arrangement) -> bool:

@@ -13,5 +13,6 @@
 #include "fusec_trig.h"
 #include "fusec_arith.h"
 #include "fusec_rows.h"
+#include "fusec_turn.h"
 
 #endif

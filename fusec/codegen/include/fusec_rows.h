@@ -13,8 +13,9 @@ FUSEC_INLINE void fill(T (&lanes)[N], T value) {
   for (size_t lane = 0; lane < N; ++lane) lanes[lane] = value;
 }
 
-// The side of a tile of an operand that runs along the rows where the others run along the columns.
-constexpr int64_t TILE = 64;
+// Rows and columns of a tile of an operand that runs along the rows where the others run along the
+// columns: strips of 64 x 64, and so many that a page of the others is met for more than a line or two.
+constexpr int64_t TILE = 64, WIDE = 256;
 
 // Starts running values of as many rows as there are.
 template <class T>
