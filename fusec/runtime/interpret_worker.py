@@ -48,6 +48,7 @@ def main() -> None:
     threading.Thread(target=_follow_parent, args=(os.getppid(),), daemon=True).start()
     replies = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what a kernel prints must not land among the replies
+    sys.stdout = sys.stderr  # and is seen by the time the kernel has run: no buffer holds it
     try:
         interpreter = Interpreter()
     except Exception as error:  # whatever keeps Triton from loading: the parent reports it

@@ -219,7 +219,7 @@ def models(device: str = "cuda") -> list[SuiteCase]:
     """Networks that are deep, shallow, and so small that the caller is the bound."""
     dtype = "f32" if device == "cpu" else "bf16"
     sizes = {
-        "cpu": ((3, 512, 512), (8, 512, 512), (3, 64, 32)),
+        "cpu": ((3, 1024, 1024), (8, 1024, 1024), (3, 64, 32)),
         "cuda": ((3, 1024, 4096), (8, 1024, 4096), (3, 256, 128)),
     }
     return [
