@@ -269,7 +269,7 @@ def _run_triton_again(program: TritonProgram, target: Target, path: Path) -> Any
     for _ in range(_PARSINGS - 1):
         try:
             return _run_triton(program, target, path)
-        except Exception as error:
+        except Exception as error:  # Triton wraps it in errors of several kinds; others go on
             if _MISCOUNTED not in _chain(error):
                 raise
     return _run_triton(program, target, path)
