@@ -31,12 +31,11 @@ extern "C" int threads_known() {
 
 
 @pytest.fixture(autouse=True)
-def fresh_cache(tmp_path: Path):
-    module._loaded.clear()
+def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(module, "_loaded", {})  # what other tests have loaded stays loaded
     module._identified.cache_clear()
     with settings.override(cache_dir=tmp_path / "cache"):
         yield
-    module._loaded.clear()
     module._identified.cache_clear()
 
 

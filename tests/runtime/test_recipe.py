@@ -25,7 +25,9 @@ FORMULA = "x * s - mean(x)"
 
 
 @pytest.fixture(autouse=True)
-def cache(tmp_path: Path) -> Iterator[Path]:
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setattr(build_cpp, "_loaded", {})  # what other tests have loaded stays loaded
+    monkeypatch.setattr(prepared, "_functions", {})
     (tmp_path / "cache").mkdir(mode=0o700)
     with settings.override(cache_dir=tmp_path / "cache"):
         yield tmp_path / "cache"
