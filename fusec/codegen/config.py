@@ -12,12 +12,18 @@ class Config:
     block_rows: int = 1
     block_cols: int = 1024
     warps: int = 4
-    stages: int = 1  # rows that a program with several has on their way at a time
+    # Rows that a program with several has on their way at a time, or tiles of a looped row.
+    stages: int = 1
     registers: int = 0  # the most a thread may hold, 0 as the compiler likes
     resident: bool = True  # the row fits the tile: no loop
     even: bool = False  # the row fills the tile: no mask
+    early: bool = False  # what all rows share is on its way before a row is reduced
     wide_index: bool = False  # int64 offsets
     splits: int = 1  # programs that share a row, each a part of its columns
+    spread: bool = False  # such a program takes every so-manieth tile, not those side by side
+    # Rows and warps of a program that joins parts, where they are others.
+    combine: tuple[int, int] | None = None
+    bare: bool = False  # lanes outside a row are left as their load left them where that is right
     rows_near: bool = False  # neighbouring programs take the same part of neighbouring rows
     prefetch: bool = False  # fetch the next row while this one is worked on
     lanes_along_rows: bool = False  # the contiguous axis is the row axis (column reductions)

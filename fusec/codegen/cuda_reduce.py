@@ -51,8 +51,23 @@ class Reductions(Vectors):
             elif isinstance(statement, Combine) and statement.op.name == "mean":
                 means[statement.dtype] = None
         for dtype in means:
-            text = f"mean_scale<{dtype.cuda}>(cols)"
+            one = "1.0" if dtype is F64 else "1.0f"
+            whole = self._whole_length
+            text = f"{one} / {whole}" if whole else f"mean_scale<{dtype.cuda}>(cols)"
             self.writer.line(f"const {dtype.cuda} {_scale(dtype)} = {text};")
+
+    @property
+    def _whole_length(self) -> int:
+        """The length of rows of which a block has several, where it is a power of two that is
+        known; else 0.
+
+        The terms of a mean are divided by it then, which is exact, and their sum by nothing. Where
+        a block or more has a row, a division less is nothing gained.
+        """
+        config = self.kernel.config
+        several = config.block_rows > 1 and config.cluster == 1
+        length = config.block_cols if config.even and several else 0
+        return length if length & (length - 1) == 0 else 0
 
     def _accumulate(self, statement: Accumulate) -> None:
         accumulator = statement.accumulator
@@ -116,7 +131,7 @@ class Reductions(Vectors):
             size, across = "[WARPS]", f"across_block<{join}>({part}, {slots})"
         if size is not None:
             self.writer.line(f"__shared__ {dtype.cuda} {slots}{size};")
-        if op_name == "mean":
+        if op_name == "mean" and not self._whole_length:
             across = f"{across} / (static_cast<{dtype.cuda}>(cols) * {_scale(dtype)})"
         self._define(name, dtype, across)
 

@@ -205,6 +205,7 @@ class Online:
 
     def _part_counts(self) -> tuple[Expr, Expr]:
         """How many elements each part holds, and the row."""
+        assert not self.values.job.config.spread, "parts are weighed as stretches"
         chunk, part = self._size("chunk"), Ref("part", self._index, Level.COL)
         cols = self._size("cols")
         left = self._integer("sub", cols, self._integer("mul", part, chunk))

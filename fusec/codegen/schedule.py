@@ -18,10 +18,14 @@ RESIDENT_BYTES = 128 * 1024  # registers a program may fill with the tiles of on
 LOOP_BLOCK, LOOP_WARPS = 8192, 16
 SHARE_BLOCK, LONG_SHARE_BLOCK = 4096, 8192
 LONG_SHARE_COLUMNS = 1 << 20
+# Tiles of one operand that are only summed: how many are asked for ahead; and of a row that a
+# program has alone.
+SHARE_STAGES, LONE_BYTES, LONE_WARPS = 3, 16 * 1024, 8
 # Of the row in memory. More warps leave too little work for each; rows that are long, or only
-# read and short, want fewer still.
+# read and short, want fewer still. Short rows share a warp.
 BYTES_PER_WARP, LONG_BYTES_PER_WARP = 2048, 4096
 LONG_ROW_BYTES = 32 * 1024
+WARP_LOAD_BYTES = 512  # a shorter row alone would go to threads otherwise than among others
 FULL_GRID = 2048  # programs that keep any present GPU busy
 BUSY_ROWS = 512  # rows that do so by themselves
 ANY_ROWS = 1 << 14  # what stands for any number of rows where that number must not matter
@@ -37,6 +41,8 @@ MOST_STAGES = 5
 # One wide load of each operand to a thread, or two where more than 8 warps would be needed.
 FETCHING_WARPS, BYTES_PER_FETCHING_WARP = 8, 512
 SHORT_COLUMN = 512  # elements reduced along a strided axis that one program takes
+SHORT_ACROSS = 16384  # so many of those side by side fill the GPU with narrow tiles
+JOINED_ACROSS = 1024  # sums of so few columns have many parts, which many programs join
 ELEMENTS_PER_PROGRAM = 2048  # of 16 bits; half as many of 32
 PREFETCH_COLUMNS = 32768  # the next row has to fit the cache beside this one
 STREAM_BYTES = 16 << 20  # a result of this size leaves a core's caches before it is read again
@@ -56,17 +62,21 @@ WIDE_OFFSETS = 2**31 - 2**20
 
 
 def choose_triton(
-    form: Form, accesses: tuple[Operand, ...], arrangement: Arrangement, invariant: bool = False
+    form: Form,
+    accesses: tuple[Operand, ...],
+    arrangement: Arrangement,
+    invariant: bool = False,
+    single: bool = False,
 ) -> Config:
     """The Config of a Triton kernel for these operands.
 
     ``invariant``: the same for any number of rows, so that a row's result has the same bits in any
-    batch.
+    batch; ``single``: no reduction waits for another, so that one sweep finds them all.
     """
     wide = arrangement.span >= WIDE_OFFSETS or arrangement.rows * arrangement.cols >= WIDE_OFFSETS
     if invariant and form is Form.ROWS:
         many = replace(arrangement, row_sizes=(ANY_ROWS,))
-        config = choose_triton(form, accesses, many)
+        config = choose_triton(form, accesses, many, single=single)
         alone = 1 if config.resident else config.block_rows
         return replace(config, block_rows=alone, wide_index=wide)
     if form is Form.FLAT:
@@ -74,23 +84,85 @@ def choose_triton(
     if form is Form.TILE:
         return _tile(accesses, arrangement, wide)
     if rows_contiguous(arrangement):
-        return _columns(accesses, arrangement, wide)
-    narrow = max((o.node.dtype.itemsize for o in accesses), default=4) <= 2
+        config = _columns(accesses, arrangement, wide)
+        alone = single and _of_one(accesses, arrangement)
+        return _summed_columns(config, accesses, arrangement) if alone else config
     config = _rows(accesses, arrangement, wide)
-    return config if config.resident else _shared(config, accesses, arrangement, narrow)
+    return config if config.resident else _shared(config, accesses, arrangement, single)
 
 
 def _shared(
-    config: Config, accesses: tuple[Operand, ...], arrangement: Arrangement, narrow: bool
+    config: Config, accesses: tuple[Operand, ...], arrangement: Arrangement, single: bool
 ) -> Config:
     """A looping kernel, or where rows are few one whose programs share them."""
     block = LONG_SHARE_BLOCK if arrangement.cols >= LONG_SHARE_COLUMNS else SHARE_BLOCK
     splits = splits_of(arrangement.rows, arrangement.cols, block)
     if arrangement.rows > BUSY_ROWS or splits == 1:
         return config
-    warps = block // (1024 if narrow else 512)
+    widest = _widest(accesses)
+    alone = _of_one(accesses, arrangement) and arrangement.cols * widest % 16 == 0
+    if alone and single and arrangement.rows >= MULTIPROCESSORS:
+        return _summed_rows(config, arrangement.rows, widest)
+    warps = block // (1024 if widest <= 2 else 512)
     near = any(_is_alike(k, arrangement) for k, o in enumerate(accesses) if o.kind != "root")
-    return replace(config, block_cols=block, warps=warps, splits=splits, rows_near=near)
+    config = replace(config, block_cols=block, warps=warps, splits=splits, rows_near=near)
+    return replace(config, stages=SHARE_STAGES, bare=True) if alone else config
+
+
+def _summed_rows(config: Config, rows: int, width: int) -> Config:
+    """Sums of rows, one for each multiprocessor or some: none is shared, since a program asks for
+    so many tiles ahead that memory is never waited for.
+    """
+    if rows <= 2 * MULTIPROCESSORS:
+        block, warps, stages = LONE_BYTES // width, LONE_WARPS, MOST_STAGES
+    else:
+        block, warps, stages = SHARE_BLOCK, SHARE_BLOCK // 1024, SHARE_STAGES
+    return replace(config, block_cols=block, warps=warps, stages=stages, bare=True)
+
+
+def _summed_columns(
+    config: Config, accesses: tuple[Operand, ...], arrangement: Arrangement
+) -> Config:
+    """Sums along a strided axis of one operand as it lies. How many tiles are asked for ahead, in
+    which order, and who joins the parts is as measured: no rule covers all of it. Without the
+    selection of lanes inside, loads and additions mix, which is better for some tiles and far worse
+    for others.
+    """
+    across, along = arrangement.rows, arrangement.cols  # contiguous, reduced
+    even, narrow = across % 8 == 0, _widest(accesses) <= 2
+    if along <= SHORT_COLUMN:
+        if along < SMALLEST_BLOCK or across < SHORT_ACROSS:
+            return config
+        if not even:
+            return replace(config, block_rows=64, block_cols=8, warps=8, bare=True)
+        if across > 4 * SHORT_ACROSS:
+            return replace(config, stages=SHARE_STAGES, bare=True)
+        return replace(
+            config, block_rows=128, block_cols=16, warps=2, stages=MOST_STAGES, bare=True
+        )
+    if across >= 2 * SHORT_ACROSS and narrow:
+        if not even:
+            return replace(config, bare=True)
+        return replace(config, stages=SHARE_STAGES, spread=config.splits > 1, bare=True)
+    if config.splits == 1 or not even or not SMALLEST_BLOCK <= across <= JOINED_ACROSS:
+        return config
+    if not narrow:
+        return replace(config, spread=True, combine=(16, 4), bare=True)
+    if across % 16:
+        return config
+    return replace(config, stages=SHARE_STAGES, spread=True, combine=(8, 4), bare=True)
+
+
+def _widest(accesses: tuple[Operand, ...]) -> int:
+    """The bytes of an element of the widest operand."""
+    return max((o.node.dtype.itemsize for o in accesses), default=4)
+
+
+def _of_one(accesses: tuple[Operand, ...], arrangement: Arrangement) -> bool:
+    """Whether there are reductions of a single operand and nothing else."""
+    tiles = [o.kind for k, o in enumerate(accesses) if is_tile(k, arrangement)]
+    reads = sum(o.kind != "root" for o in accesses)
+    return reads == 1 and len(tiles) == 1 and "root" not in tiles
 
 
 def _columns(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -> Config:
@@ -146,7 +218,10 @@ def _tile(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -
 
 
 def _rows(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -> Config:
-    """A row in registers while its tiles fit, else a loop; several short rows to a program."""
+    """A row in registers while its tiles fit, else a loop; several short rows to a program, unless
+    there are so few that each is on its way alone. Operands that all rows share come first then:
+    nothing else happens while they do. Neither changes a bit of a result.
+    """
     block = _cover(arrangement.cols)
     full = [o for k, o in enumerate(accesses) if is_tile(k, arrangement)]
     read = [o for o in full if o.kind != "root"]
@@ -155,15 +230,18 @@ def _rows(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -
         return Config(1, LOOP_BLOCK, LOOP_WARPS, resident=False, wide_index=wide)
     even = block == arrangement.cols
     share = LONG_BYTES_PER_WARP if block * stored >= LONG_ROW_BYTES else BYTES_PER_WARP
+    few = arrangement.rows <= FULL_GRID
+    alone = not arrangement.layout.rows
     if len(full) == len(read):
-        rows = max(1, LONG_BYTES_PER_WARP // (block * stored)) if arrangement.layout.rows else 1
+        one = alone or (few and block * stored >= WARP_LOAD_BYTES)
+        rows = 1 if one else max(1, LONG_BYTES_PER_WARP // (block * stored))
         warps = 1 if block * stored <= LONG_BYTES_PER_WARP else min(32, block * stored // share)
-        return Config(rows, block, warps, even=even, wide_index=wide)
-    if block < 1024 and arrangement.layout.rows:
-        rows = ELEMENTS_PER_PROGRAM // block
-        return Config(rows, block, warps=4, even=even, wide_index=wide)
-    warps = min(16, max(2, block * stored // share)) if block < 32768 else 32
-    return Config(1, block, warps, even=even, wide_index=wide)
+        return Config(rows, block, warps, even=even, early=few, wide_index=wide)
+    rows = 1 if alone else max(1, BYTES_PER_WARP // (block * stored))
+    warps = block * stored // share if block < 32768 else 32
+    least = 2 if (block * stored >= BYTES_PER_WARP and even) or alone else 1
+    warps = min(max(least, warps), 32)
+    return Config(rows, block, warps, even=even, early=few, wide_index=wide)
 
 
 def is_tile(operand: int, arrangement: Arrangement) -> bool:
@@ -205,6 +283,7 @@ def carrying(
     warps = min(wanted, max(FETCHING_WARPS, wanted // 2))
     return replace(
         config,
+        early=False,
         chunks=min(most, MULTIPROCESSORS * beside),
         stages=max(2, min(MOST_STAGES, 1 + FETCHED_BYTES // (row * beside))),
         warps=max(2, min(2 * FETCHING_WARPS, warps)),

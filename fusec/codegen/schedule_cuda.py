@@ -31,17 +31,11 @@ TURNS = 2  # rows for each group of threads that make blocks stay
 LARGE_SHARED, SMALL_SHARED, SYSTEM_SHARED = 227 * 1024, 99 * 1024, 1024
 LOOP_THREADS, LOOP_VECTORS = 512, 4
 # Of a loop over rows that nothing needs again, beyond so many columns, where few rows are so many.
-READ_COLUMNS, READ_THREADS, READ_WORDS, READ_BLOCKS, READ_ROWS = 32768, 256, 16, 4, 512
+READ_COLUMNS, READ_THREADS, READ_WORDS, READ_BLOCKS, READ_ROWS = 16384, 256, 16, 4, 512
 # The threads of a short row that nothing needs again, at least; and the vectors of each, at most.
 READ_GROUP, READ_GROUP_VECTORS = 4, 4
 SHARE_TILES = 4  # the least of a row that a block takes where blocks share rows
 COLUMN_THREADS, COLUMN_VECTORS = 256, 8
-# Rows between these are looked at; above them Triton's loop is as quick as any.
-PREFERRED_COLUMNS = 1024, 1 << 20
-SHORT_ROW_BYTES = 128, 1024  # of rows that are only read
-HELD_COLUMNS_16, HELD_COLUMNS_32 = 8192, 32768  # that Triton holds in registers at full speed
-# Beyond these, rows that are only read take Triton's single sweep.
-READ_COLUMNS_16, READ_COLUMNS_32 = 131072, 65536
 
 
 def choose_cuda(
@@ -186,6 +180,8 @@ def _rows(
     else:
         read = is_read_only(accesses, arrangement)
         config = _resident(config, count, most, arrangement, capability, read)
+        if config.cluster > 1 and not _shared(config, accesses, arrangement):
+            config = _tight(config, most, arrangement)
     if not config.resident:
         programs = arrangement.rows * (FULL_GRID // READ_ROWS if once else 1)
         splits = splits_of(programs, arrangement.cols, SHARE_TILES * config.block_cols)
@@ -255,6 +251,18 @@ def _resident(
     return replace(_block(config, LOOP_THREADS, min(most, LOOP_VECTORS)), resident=False)
 
 
+def _tight(config: Config, most: int, arrangement: Arrangement) -> Config:
+    """As many blocks of a cluster, and vectors of a thread, as leave the fewest places empty: a
+    cluster need be no power of two, and where a thread holds less, less spills. Where rows share
+    operands, as norms do, powers of two are as good or better.
+    """
+    needed = -(-(arrangement.cols // config.lanes) // config.threads)
+    clusters, counts = range(config.cluster, LARGEST_CLUSTER + 1), range(most // 2 + 1, most + 1)
+    fits = [(k * v, k, v) for k in clusters for v in counts if k * v >= needed]
+    _, cluster, vectors = min(fits)
+    return replace(_block(config, config.threads, vectors), cluster=cluster)
+
+
 def in_turns(
     config: Config,
     accesses: Sequence[Operand],
@@ -276,7 +284,7 @@ def in_turns(
         return config
     sizes = [_stored_bytes(operand) for operand in accesses]
     tiles = [k for k in range(len(accesses)) if is_tile(k, arrangement)]
-    shared = [k for k in range(len(accesses)) if _is_shared(k, config, accesses, arrangement)]
+    shared = _shared(config, accesses, arrangement)
     if sum(sizes[k] for k in shared) < sum(sizes[k] for k in tiles):
         return config
     slots = config.cluster * config.warps  # of a row, for each reduction and each of two turns
@@ -291,6 +299,11 @@ def in_turns(
         config, turns=True, staged=tuple(shared), block_rows=groups, warps=groups * config.warps,
         blocks=1, ahead=min(config.vectors, room // vector) if read else 0,
     )  # fmt: skip
+
+
+def _shared(config: Config, accesses: Sequence[Operand], arrangement: Arrangement) -> list[int]:
+    """The operands that all rows share."""
+    return [k for k in range(len(accesses)) if _is_shared(k, config, accesses, arrangement)]
 
 
 def blocks_that_stay(config: Config, rows: int, clusters: int) -> int:
@@ -334,41 +347,3 @@ def _columns(arrangement: Arrangement, wide: bool) -> Config:
 def cover(count: int) -> int:
     """The smallest power of two that is not below ``count``."""
     return 1 << max(0, count - 1).bit_length()
-
-
-def prefer_cuda(
-    form: Form,
-    accesses: Sequence[Operand],
-    arrangement: Arrangement,
-    capability: int,
-    running: bool = False,
-    alone: bool = True,
-) -> str | None:
-    """Why ``backend="auto"`` takes CUDA C++ for a region, in words, or None where it takes Triton.
-
-    ``running`` as in :func:`choose_cuda`; ``alone``: no sums over the rows come along.
-
-    Measured on an H200 at 2^27 elements (``docs/performance.md``); without clusters, and without
-    NVRTC or nvcc, it is Triton everywhere.
-    """
-    if form is not Form.ROWS or capability < CLUSTERS_SINCE or rows_contiguous(arrangement):
-        return None
-    full = [o for k, o in enumerate(accesses) if is_tile(k, arrangement)]
-    width, columns = max((o.node.dtype.itemsize for o in full), default=4), arrangement.cols
-    if not all(o.node.dtype.is_float for o in full):
-        return None  # not measured
-    read, even = is_read_only(accesses, arrangement), columns * width % VECTOR_BYTES == 0
-    if alone and read and even and SHORT_ROW_BYTES[0] <= columns * width <= SHORT_ROW_BYTES[1]:
-        return "threads that take several vectors of a short row exchange less"
-    if alone and read and running and columns > READ_COLUMNS:
-        return "a row that is read once needs few instructions"
-    if not PREFERRED_COLUMNS[0] < columns <= PREFERRED_COLUMNS[1]:
-        return None
-    if not even:
-        return "rows of odd length begin between wide loads, which Triton then does not use"
-    if columns <= (HELD_COLUMNS_16 if width <= 2 else HELD_COLUMNS_32):
-        return None  # Triton holds the row as well
-    once = READ_COLUMNS_16 if width <= 2 else READ_COLUMNS_32
-    if columns > once and read:
-        return None  # one sweep reads the row, and nothing needs it again
-    return "registers of several blocks hold a long row, which Triton would read twice"

@@ -215,7 +215,15 @@ class Sweeps:
             self._again |= found & computed
             computed |= found
             needed[sweep] = [n for n in self.values.nodes if n in found]
+        if self.values.job.config.early and last:
+            first = set(needed[1]) | {n for n in computed if self._is_shared(n)}
+            needed[1] = [n for n in self.values.nodes if n in first]
         return needed
+
+    def _is_shared(self, node: Node) -> bool:
+        """Whether a value is loaded and the same for all rows, as the weights of a norm are."""
+        loaded = node in self.values.reads or node.op.name == "input"
+        return loaded and self.values.levels[node] is Level.COL
 
     def _costly(self) -> set[Node]:
         """Values along the columns that took a special function to compute."""
@@ -357,6 +365,13 @@ class Sweeps:
         accesses = (self.values.root_access(root) for root in roots)
         return tuple(access for access in accesses if runs_along_row(access))
 
+    def _is_identity_outside(self, node: Node, least: Literal) -> bool:
+        """Whether lanes outside the row hold the identity already, as their load left it."""
+        if not self.values.job.config.bare or least.value != 0:
+            return False
+        loaded = node in self.values.reads or node.op.name == "input"
+        return loaded and self.values.levels[node] is Level.TILE
+
     def _reduce(self, node: Node, out: list[Stmt]) -> Accumulator | None:
         """Combine the argument of ``node`` along the row, or begin to."""
         values, config = self.values, self.values.job.config
@@ -366,7 +381,8 @@ class Sweeps:
         if argument.dtype is not running:
             argument = Convert(argument, running, argument.level)
         least = Literal(identity(node, running), running)
-        if values.job.target.masks and not (config.resident and config.even):
+        masks = values.job.target.masks and not (config.resident and config.even)
+        if masks and not self._is_identity_outside(node.args[0], least):
             argument = Masked(argument, least, running, argument.level)
         name, level = values.name(node), values.levels[node]
         values.at_hand[node] = as_result(node, Ref(name, kind, level))

@@ -172,8 +172,11 @@ class _Printer:
         if kernel.divided:
             split = "program // rows" if kernel.config.rows_near else "program % SPLITS"
             writer.line(f"split = {split}")
-            writer.line("first = split * chunk")
-            writer.line("last = tl.minimum(first + chunk, cols)")
+            if kernel.config.spread:
+                writer.line(f"first = split * {self._block()}")
+            else:
+                writer.line("first = split * chunk")
+                writer.line("last = tl.minimum(first + chunk, cols)")
         if any(isinstance(s, Combine) or _reads_parts(s) for s in kernel.body):
             whole = "tl.arange(0, SPLITS)"
             writer.line(f"part = {whole if self._flat_rows else f'{whole}[None, :]'}")
@@ -257,7 +260,13 @@ class _Printer:
         form = op.triton.usual
         assert isinstance(form, Template)
         axis = "0" if self._flat_rows else "1, keep_dims=True"
+        if op.name == "mean" and self._is_whole:  # as many as the tile has: nothing to divide by
+            return f"_mean_of_tile({value}, axis={axis})"
         return form.text.format(value, axis=axis, count=count)
+
+    @property
+    def _is_whole(self) -> bool:
+        return self.kernel.config.resident and self.kernel.config.even
 
     def _reduction(self, statement: Reduce | SumBoth) -> str:
         if isinstance(statement, Reduce):
@@ -299,11 +308,7 @@ class _Printer:
                 wide = ".to(tl.float64)" if accumulator.accumulate is F64 else ""
                 writer.line(f"{_scale(accumulator)} = _mean_scale({steps}){wide}")
             _line(writer, f"{accumulator.lanes} = {self._start(accumulator, shape)}")
-        first, last = ("first", "last") if self.kernel.divided else ("0", "cols")
-        loop = f"for start in range({first}, {last}, {self._block()}):"
-        if sweep.backwards and not self.kernel.divided:
-            loop = f"for tile in range(tl.cdiv(cols, {self._block()}) - 1, -1, -1):"
-        with writer.block(loop):
+        with writer.block(f"for {self._tiles(sweep)}:"):
             if sweep.backwards and not self.kernel.divided:
                 writer.line(f"start = tile * {self._block()}")
             writer.line(f"col = start + {self._lanes()}")
@@ -314,6 +319,18 @@ class _Printer:
             count = f"cols * {_scale(accumulator)}" if accumulator.op.name == "mean" else "cols"
             value = self._combine(accumulator.op, accumulator.lanes, count)
             _line(writer, f"{accumulator.name} = {value}")
+
+    def _tiles(self, sweep: Sweep) -> str:
+        """What a loop over the tiles of a row counts, and through which values."""
+        config, step = self.kernel.config, self._block()
+        if sweep.backwards and not self.kernel.divided:
+            return f"tile in range(tl.cdiv(cols, {step}) - 1, -1, -1)"
+        first, last = ("first", "last") if self.kernel.divided else ("0", "cols")
+        if self.kernel.divided and config.spread:
+            last, step = "cols", f"SPLITS * {step}"
+        if config.stages == 1:
+            return f"start in range({first}, {last}, {step})"
+        return f"start in tl.range({first}, {last}, {step}, num_stages={config.stages})"
 
     def _start(self, accumulator: Accumulator, shape: str) -> str:
         kind = accumulator.accumulate

@@ -113,6 +113,14 @@ def _mean(x, count, axis: tl.constexpr, keep_dims: tl.constexpr = False):
     return _divide(total, count.to(x.dtype) * scale)
 """
 
+_MEAN_OF_TILE = """
+@triton.jit
+def _mean_of_tile(x, axis: tl.constexpr, keep_dims: tl.constexpr = False):
+    # A power of two changes no digit, and keeps the sum in range wherever the mean is.
+    scale: tl.constexpr = 1.0 / x.shape[axis]
+    return tl.sum(x * scale, axis=axis, keep_dims=keep_dims)
+"""
+
 _MEAN_SCALE = """
 @triton.jit
 def _mean_scale(count):
@@ -217,6 +225,7 @@ HELPERS: dict[str, str] = {
     "_ndtr": _NDTR,
     "_divide": _DIVIDE,
     "_mean": _MEAN,
+    "_mean_of_tile": _MEAN_OF_TILE,
     "_mean_scale": _MEAN_SCALE,
     "_floor_divide": _FLOOR_DIVIDE,
     "_remainder": _REMAINDER,

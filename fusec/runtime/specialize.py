@@ -19,6 +19,7 @@ from fusec.codegen import schedule, schedule_cuda
 from fusec.codegen.kernel import Config, Form, Kernel
 from fusec.codegen.layout import Arrangement, Operand, arrange, operands
 from fusec.codegen.lower import CPP, CUDA, TRITON, Job, lower, reductions_of, runs_along, sweeps_of
+from fusec.codegen.prefer_cuda import prefer_cuda
 from fusec.errors import InternalError
 from fusec.ir.dtypes import DType
 from fusec.ir.graph import Graph, InputSpec, Output
@@ -275,37 +276,30 @@ def lay_out(
     arrangement = arrange(region, accesses, sizes, strides)
     form = form_of(region, arrangement)
     reason, invariant = None, special.formula.batch_invariant
-    running = runs_along(region, CUDA.online)
+    running, count = runs_along(region, CUDA.online), len(reductions_of(region))
     if where.automatic and backend == "triton":
         alone = not region.columns  # Triton can take sums over the rows along
-        reason = _reason_for_cuda(form, accesses, arrangement, where.capability, running, alone)
+        reason = prefer_cuda(form, accesses, arrangement, where.capability, running, alone, count)
+        reason = reason if reason is not None and _compiles_cuda() else None
         backend = "triton" if reason is None else "cuda"
     if backend == "cpp":
         config = schedule.choose_cpp(form, accesses, arrangement, sweeps_of(region, CPP.online))
     elif backend == "cuda":
         even = [_begins_even(special, operand, where.aligned) for operand in accesses]
-        capability, count = where.capability, len(reductions_of(region))
         config = schedule_cuda.choose_cuda(
-            form, accesses, arrangement, even, capability, invariant, running, count
+            form, accesses, arrangement, even, where.capability, invariant, running, count
         )
     else:
-        config = schedule.choose_triton(form, accesses, arrangement, invariant)
+        single = sweeps_of(region, ()) == 1
+        config = schedule.choose_triton(form, accesses, arrangement, invariant, single)
     return LaidOut(region, accesses, arrangement, config, backend, reason)
 
 
-def _reason_for_cuda(
-    form: Form,
-    accesses: tuple[Operand, ...],
-    arrangement: Arrangement,
-    capability: int,
-    running: bool,
-    alone: bool,
-) -> str | None:
-    """Why CUDA C++ is the better choice, if it is and something here compiles it."""
+def _compiles_cuda() -> bool:
+    """Whether something here compiles CUDA C++."""
     from fusec.runtime.build_cuda import find_compiler
 
-    reason = schedule_cuda.prefer_cuda(form, accesses, arrangement, capability, running, alone)
-    return reason if reason is not None and find_compiler() is not None else None
+    return find_compiler() is not None
 
 
 def _begins_even(special: Specialization, operand: Operand, aligned: frozenset[str] | None) -> bool:
@@ -368,18 +362,21 @@ def kernel_of(special: Specialization, job: LaidOut, part: int = 0, plain: bool 
 
     ``plain`` avoids the fast forms of functions, as the mode ``precise`` does.
     """
-    return lower(
-        Job(
-            special.plan.graph,
-            job.region,
-            job.accesses,
-            job.arrangement.layout,
-            job.config,
-            TARGETS[job.backend],
-            "precise" if plain else special.formula.numerics,
-            part,
-        )
+    whole = Job(
+        special.plan.graph,
+        job.region,
+        job.accesses,
+        job.arrangement.layout,
+        job.config,
+        TARGETS[job.backend],
+        "precise" if plain else special.formula.numerics,
+        part,
     )
+    kernel = lower(whole)
+    if not part or kernel.divided or job.config.combine is None:
+        return kernel
+    rows, warps = job.config.combine
+    return lower(replace(whole, config=replace(job.config, block_rows=rows, warps=warps)))
 
 
 def grid_of(kernel: Kernel, rows: int, cols: int, clusters: int = 0) -> tuple[int, int, int]:

@@ -9,6 +9,7 @@ import fusec
 
 ODD, LONG = "rows of odd length", "registers of several blocks"
 SHORT, ONCE = "threads that take several vectors of a short row", "a row that is read once"
+SEVERAL = "threads that exchange little"
 ENTROPY = "p = softmax(x)\n-sum(p * log_softmax(x))"
 
 
@@ -30,7 +31,15 @@ ENTROPY = "p = softmax(x)\n-sum(p * log_softmax(x))"
         ("sum(x)", (64, 256), torch.float32, SHORT),
         ("sum(x)", (64, 257), torch.float32, None),
         ("sum(x)", (64, 16), torch.float32, None),
-        ("logsumexp(x)", (64, 32768), torch.bfloat16, LONG),
+        ("logsumexp(x)", (64, 1024), torch.bfloat16, None),
+        ("logsumexp(x)", (64, 16384), torch.bfloat16, LONG),
+        ("logsumexp(x)", (64, 32768), torch.bfloat16, ONCE),
+        ("logsumexp(x)", (64, 16384), torch.float32, None),
+        ("logsumexp(x)", (64, 32768), torch.float32, ONCE),
+        (ENTROPY, (64, 16), torch.bfloat16, None),
+        (ENTROPY, (64, 1000), torch.bfloat16, SEVERAL),
+        (ENTROPY, (64, 4096), torch.float32, SEVERAL),
+        (ENTROPY, (64, 4100), torch.bfloat16, ODD),
         ("logsumexp(x)", (64, 50257), torch.bfloat16, ONCE),
         ("logsumexp(x)", (64, 131072), torch.float32, ONCE),
         (ENTROPY, (64, 1 << 22), torch.bfloat16, ONCE),
@@ -49,6 +58,13 @@ def test_what_runs_as_cuda(
     assert ("CUDA C++ on a GPU" in plan) == (reason is not None)
     if reason is not None:
         assert f"CUDA C++ on a GPU: {reason}" in plan
+
+
+@pytest.mark.parametrize(("columns", "cuda"), [(16384, True), (32768, False), (65536, True)])
+def test_two_rows_that_are_added_up(columns: int, cuda: bool) -> None:
+    x, w = (torch.empty(*s, columns, dtype=torch.bfloat16, device="meta") for s in ((64,), ()))
+    norm = fusec.compile("h = x + r\nh * rsqrt(mean(h^2) + 1e-6) * w, h")
+    assert ("CUDA C++ on a GPU" in norm.show("plan", x, x, w)) == cuda
 
 
 @pytest.mark.gpu

@@ -11,19 +11,10 @@ from triton.language.extra import libdevice
 
 
 @triton.jit
-def _divide(a, b):
-    if a.dtype == tl.float32:
-        return tl.div_rn(a, b)
-    else:
-        return a / b
-
-
-@triton.jit
-def _mean(x, count, axis: tl.constexpr, keep_dims: tl.constexpr = False):
+def _mean_of_tile(x, axis: tl.constexpr, keep_dims: tl.constexpr = False):
     # A power of two changes no digit, and keeps the sum in range wherever the mean is.
     scale: tl.constexpr = 1.0 / x.shape[axis]
-    total = tl.sum(x * scale, axis=axis, keep_dims=keep_dims)
-    return _divide(total, count.to(x.dtype) * scale)
+    return tl.sum(x * scale, axis=axis, keep_dims=keep_dims)
 
 
 @triton.jit
@@ -32,16 +23,14 @@ def layer_norm_kernel(x_ptr, weight_ptr, bias_ptr, out_ptr, cols, BLOCK: tl.cons
     col = tl.arange(0, BLOCK)
     # load
     x = tl.load(x_ptr + row * cols + col).to(tl.float32)
-    # reduce: mu (mean)
-    mu = _mean(x, cols, axis=0)
-    # reduce: variance (mean)
-    t0 = x - mu
-    variance = _mean(t0 * t0, cols, axis=0)
-    t1 = libdevice.rsqrt(variance + 1e-5)
-    # load
     weight = tl.load(weight_ptr + col).to(tl.float32)
     bias = tl.load(bias_ptr + col).to(tl.float32)
-    # compute
+    # reduce: mu (mean)
+    mu = _mean_of_tile(x, axis=0)
+    # reduce: variance (mean)
+    t0 = x - mu
+    variance = _mean_of_tile(t0 * t0, axis=0)
+    t1 = libdevice.rsqrt(variance + 1e-5)
     out = t0 * t1 * weight + bias
     # store
     tl.store(out_ptr + row * cols + col, out)

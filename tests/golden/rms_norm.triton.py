@@ -10,19 +10,10 @@ from triton.language.extra import libdevice
 
 
 @triton.jit
-def _divide(a, b):
-    if a.dtype == tl.float32:
-        return tl.div_rn(a, b)
-    else:
-        return a / b
-
-
-@triton.jit
-def _mean(x, count, axis: tl.constexpr, keep_dims: tl.constexpr = False):
+def _mean_of_tile(x, axis: tl.constexpr, keep_dims: tl.constexpr = False):
     # A power of two changes no digit, and keeps the sum in range wherever the mean is.
     scale: tl.constexpr = 1.0 / x.shape[axis]
-    total = tl.sum(x * scale, axis=axis, keep_dims=keep_dims)
-    return _divide(total, count.to(x.dtype) * scale)
+    return tl.sum(x * scale, axis=axis, keep_dims=keep_dims)
 
 
 @triton.jit
@@ -40,14 +31,13 @@ def rms_norm_kernel(
     # load
     x = tl.load(x_ptr + row * cols + col).to(tl.float32)
     residual = tl.load(residual_ptr + row * cols + col).to(tl.float32)
+    weight = tl.load(weight_ptr + col).to(tl.float32)
     # reduce: row_mean
     hidden = x + residual
-    row_mean = _mean(hidden * hidden, cols, axis=0)
+    row_mean = _mean_of_tile(hidden * hidden, axis=0)
     t0 = libdevice.rsqrt(row_mean + 1e-6)
     # store
     tl.store(hidden_ptr + row * cols + col, hidden)
-    # load
-    weight = tl.load(weight_ptr + col).to(tl.float32)
     # compute
     out = hidden * t0 * weight
     # store

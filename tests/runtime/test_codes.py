@@ -217,7 +217,7 @@ def test_a_kernel_that_spills_gives_way(launches: list[StepPlan]) -> None:
     wiring, (region,) = laid("log_softmax(x)", "cuda", 2670, 50257)
     (step,) = steps_of(wiring, 0, region)
     assert step.plan == launches[-1]
-    assert (step.plan.block, step.plan.cluster, step.plan.grid) == (256, 4, (4 * 2670, 1, 1))
+    assert (step.plan.block, step.plan.cluster, step.plan.grid) == (256, 5, (5 * 2670, 1, 1))
     (variant,) = wiring.special.variants
     assert variant.facts is not None
     assert variant.facts.local_bytes <= SPILLS_ALLOWED
@@ -290,8 +290,9 @@ def test_the_documentation_says_how_much_spills() -> None:
     said = re.search(r"spills more than (\d+) bytes.*?\((\w+) over (\d+) (\w+) columns", text, re.S)
     assert said is not None
     most, name, columns, dtype = said.groups()
-    example = torch.empty(2670, int(columns), dtype=getattr(torch, dtype), device="meta")
-    plan = fusec.compile(f"{name}(x)").show("plan", example, target="sm_90")
+    shapes = [(2670, int(columns)), (int(columns),), (int(columns),)]
+    examples = [torch.empty(s, dtype=getattr(torch, dtype), device="meta") for s in shapes]
+    plan = fusec.compile(f"{name}(x, w, b)").show("plan", *examples, target="sm_90")
     spilled = [int(count) for count in re.findall(r"(\d+) bytes of local memory", plan)]
     assert spilled
     assert max(spilled) <= int(most) <= SPILLS_ALLOWED

@@ -1,0 +1,73 @@
+"""Where CUDA C++ is chosen over Triton: as an H200 measured it at 2^27 elements.
+
+May import ``fusec.ir`` and the modules of ``codegen`` above it in the tree.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fusec.codegen.kernel import Form
+from fusec.codegen.layout import Arrangement, Operand
+from fusec.codegen.schedule import is_tile, rows_contiguous
+from fusec.codegen.schedule_cuda import CLUSTERS_SINCE, READ_COLUMNS, VECTOR_BYTES, is_read_only
+
+# Rows between these are looked at; above them Triton's loop is as quick as any.
+PREFERRED_COLUMNS = 1024, 1 << 20
+SHORT_ROW_BYTES = 128, 1024  # of rows that are only read
+HELD_COLUMNS_16, HELD_COLUMNS_32 = 8192, 32768  # that Triton holds in registers at full speed
+SUMMED_COLUMNS_16 = 16384, 32768  # where it does so with two rows that are read and added up
+# Beyond these, rows that are only read take Triton's single sweep.
+ONCE_16, ONCE_32 = 131072, 65536
+
+
+def prefer_cuda(
+    form: Form,
+    accesses: Sequence[Operand],
+    arrangement: Arrangement,
+    capability: int,
+    running: bool = False,
+    alone: bool = True,
+    reductions: int = 1,
+) -> str | None:
+    """Why ``backend="auto"`` takes CUDA C++ for a region, in words, or None where it takes Triton.
+
+    ``running`` and ``reductions`` as in :func:`choose_cuda`; ``alone``: no sums over the rows come
+    along.
+
+    Measured on an H200 at 2^27 elements (``docs/performance.md``); without clusters, and without
+    NVRTC or nvcc, it is Triton everywhere.
+    """
+    if form is not Form.ROWS or capability < CLUSTERS_SINCE or rows_contiguous(arrangement):
+        return None
+    full = [o for k, o in enumerate(accesses) if is_tile(k, arrangement)]
+    width, columns = max((o.node.dtype.itemsize for o in full), default=4), arrangement.cols
+    if not all(o.node.dtype.is_float for o in full):
+        return None  # not measured
+    read, even = is_read_only(accesses, arrangement), columns * width % VECTOR_BYTES == 0
+    if alone and read and even and SHORT_ROW_BYTES[0] <= columns * width <= SHORT_ROW_BYTES[1]:
+        return "threads that take several vectors of a short row exchange less"
+    if alone and read and running and columns > READ_COLUMNS:
+        return "a row that is read once needs few instructions"
+    if alone and read and even and reductions > 2 and columns * width > SHORT_ROW_BYTES[1]:
+        return "threads that exchange little reduce a row several times"
+    if not PREFERRED_COLUMNS[0] < columns <= PREFERRED_COLUMNS[1]:
+        return None
+    if not even:
+        return "rows of odd length begin between wide loads, which Triton then does not use"
+    if _triton_holds(columns, width, 0 if read else sum(o.kind != "root" for o in full)):
+        return None
+    once = ONCE_16 if width <= 2 else ONCE_32
+    if columns > once and read:
+        return None  # one sweep reads the row, and nothing needs it again
+    return "registers of several blocks hold a long row, which Triton would read twice"
+
+
+def _triton_holds(columns: int, width: int, rows_read: int) -> bool:
+    """Whether Triton holds a row as well, of elements of ``width`` bytes; ``rows_read``: how many
+    are read for a row that is written.
+    """
+    low, high = SUMMED_COLUMNS_16
+    if width <= 2 and rows_read == 2 and low < columns <= high:
+        return True
+    return columns <= (HELD_COLUMNS_16 if width <= 2 else HELD_COLUMNS_32)

@@ -1,0 +1,63 @@
+"""Few rows: each is on its way alone and what all share comes first, and no bit is another."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+import fusec
+from fusec.codegen.kernel import Config
+from fusec.ir.dtypes import BF16, F32, DType
+from fusec.runtime.specialize import Argument, lay_out_all
+from tests.formulas import same_bits
+
+NORM = "layer_norm(x, w, b)"
+TEXTS = ("logsumexp(x)", "var(x)", "sum(x)", "max(x)", "softmax(x)", "rms_norm(x, w)", NORM)
+
+
+def config_of(text: str, rows: int, cols: int, dtype: DType, invariant: bool = False) -> Config:
+    row = Argument(dtype, (cols,), (1,))
+    function = fusec.compile(text, batch_invariant=invariant)
+    shared = len(function.inputs) - 1
+    arguments = [Argument(dtype, (rows, cols), (cols, 1)), *[row] * shared]
+    special = function.specialization(arguments)
+    (laid,) = lay_out_all(special, arguments, dict(special.sizes(arguments)), {}, "triton")[1]
+    return laid.config
+
+
+def test_short_rows_share_a_warp_unless_they_are_few() -> None:
+    for text, rows, tile in (
+        ("logsumexp(x)", 132, (1, 1024, 1)),
+        ("logsumexp(x)", 2049, (2, 1024, 1)),
+        (NORM, 132, (1, 1024, 2)),
+        (NORM, 1 << 17, (1, 1024, 2)),
+    ):
+        config = config_of(text, rows, 1024, BF16)
+        assert (config.block_rows, config.block_cols, config.warps) == tile
+        assert config.early == (rows <= 2048)
+    for cols, dtype, rows, warps in ((64, BF16, 16, 1), (256, F32, 2, 1), (1000, BF16, 1, 1)):
+        config = config_of(NORM, 1 << 19, cols, dtype)
+        assert (config.block_rows, config.warps) == (rows, warps)
+    # Eight threads would have such a row among others, and 32 alone.
+    assert config_of("logsumexp(x)", 132, 64, BF16).block_rows == 32
+
+
+def test_batch_invariance_asks_for_no_number_of_rows() -> None:
+    for text in TEXTS:
+        few, many = (config_of(text, rows, 1024, BF16, invariant=True) for rows in (8, 1 << 17))
+        assert few == many
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("cols", [64, 256, 1000, 1024, 4096])
+@pytest.mark.parametrize("text", TEXTS)
+def test_few_rows_have_the_bits_they_have_among_many(
+    text: str, cols: int, dtype: torch.dtype
+) -> None:
+    function = fusec.compile(text, backend="triton")
+    x = 3 * torch.randn(4097, cols, device="cuda", dtype=dtype)
+    shared = [torch.randn(cols, device="cuda", dtype=dtype) for _ in function.inputs[1:]]
+    many = function(x, *shared)
+    for rows in (2, 9, 2048):
+        assert same_bits(function(x[:rows], *shared), many[:rows])
