@@ -213,10 +213,22 @@ class CompiledFunction:
             from fusec.runtime.autograd import run_tracked
 
             return run_tracked(call, self._steps, self.specialization)
+        return self._run(call, None if named else args, out)
+
+    def overwrite(self, args: tuple[Any, ...], out: Any, taken: Sequence[int]) -> None:
+        """Write the results to ``out``, some of which may lie where the inputs at ``taken`` lie.
+
+        For a compiler that knows that nothing else needs those, and that the kernels can
+        (``codegen.in_place``). No gradients.
+        """
+        self._run(Call(self._formula, list(args), out, self._backend, taken), args, out)
+
+    def _run(self, call: Call, args: tuple[Any, ...] | None, out: Any) -> Any:
+        """Do a call; ``args`` are what it was given by position, if it was."""
         prepared = self._memo.get(call.key)
         if prepared is None:
             prepared = self._prepared(call)
-        elif not named:
+        elif args is not None:
             self._hand_over(prepared, call, args, out)
         return run(prepared, call)
 

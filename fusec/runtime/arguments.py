@@ -27,11 +27,20 @@ class Call:
     """One call of a compiled function: its values as tensors and numbers, and where results go."""
 
     __slots__ = (
-        "backend", "device", "direct", "formula", "key", "numpy", "outs", "tracked", "values",
+        "backend", "device", "direct", "formula", "key", "numpy", "outs", "taken", "tracked",
+        "values",
     )  # fmt: skip
 
-    def __init__(self, formula: Formula, values: list[Any], out: Any, backend: str) -> None:
+    def __init__(
+        self,
+        formula: Formula,
+        values: list[Any],
+        out: Any,
+        backend: str,
+        taken: Sequence[int] = (),
+    ) -> None:
         self.formula = formula
+        self.taken = taken  # inputs over which ``out`` may be written, as the kernels can
         self.numpy = False
         self.values = values
         self.outs: list[torch.Tensor] | None = None
@@ -228,7 +237,8 @@ class Call:
         """Accept the caller's output tensors; what of them belongs to the key of a call."""
         self.outs = self._outputs(out)
         plain = not any(o.is_neg() for o in self.outs)
-        self.direct = plain and not share_memory(self.values, self.outs)
+        read = [v for k, v in enumerate(self.values) if k not in self.taken]
+        self.direct = plain and not share_memory(read, self.outs)
         return [
             self.direct,
             *((o.dtype, o.shape, o.stride(), o.data_ptr() & 15) for o in self.outs),

@@ -32,5 +32,8 @@ def hand_over(table: Any, prepared: Prepared, call: Call, args: tuple[Any, ...],
     if call.outs is None:
         table.remember(args, plan)
     else:
-        table.remember(args, plan, out, reaches((*args, *call.outs)))
+        bytes_of = reaches((*args, *call.outs))
+        # A result may lie where an input lies that is taken for it: that meets nothing.
+        met = (0 if k in call.taken else count for k, count in enumerate(bytes_of))
+        table.remember(args, plan, out, tuple(met))
     return table

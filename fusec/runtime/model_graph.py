@@ -13,7 +13,7 @@ from functools import cache
 from typing import Any
 
 from fusec.errors import FusecError
-from fusec.frontend.model_calls import LEFT, VIEW
+from fusec.frontend.model_calls import COMPUTE, LEFT, VIEW
 from fusec.frontend.model_regions import order
 from fusec.frontend.model_sums import sum_unshaped
 from fusec.frontend.model_trace import Model, ModelRegion
@@ -43,7 +43,7 @@ def compile_graph(
         settled = all([_settle(model, r, plans, choice) for r in model.regions])
     for planned in {r.alike: plans[_key(r)] for r in model.regions}.values():
         build_soon(planned)
-    functions = {r.nodes[0]: _function(module, r, plans[_key(r)]) for r in model.regions}
+    functions = {r.nodes[0]: _function(module, model, r, plans[_key(r)]) for r in model.regions}
     reports = [f.report for f in functions.values()]
     counted = sum(o.counts for o in model.operations.by_node.values())
     finish(report, GraphReport(stage, counted, reports, _left(model)))
@@ -96,9 +96,29 @@ def _leave_sums(model: Model, region: ModelRegion) -> bool:
     return True
 
 
-def _function(module: Any, region: ModelRegion, planned: Planned) -> RegionFunction:
-    known = Known(region.program, planned.function)
-    return RegionFunction(region, known, _eager(module, region), planned.report, planned.given)
+def _function(module: Any, model: Model, region: ModelRegion, planned: Planned) -> RegionFunction:
+    known, eager = Known(region.program, planned.function), _eager(module, region)
+    over = {k: n for k, n in planned.over if _is_last(model, region, region.inputs[n])}
+    return RegionFunction(region, known, eager, planned.report, planned.given, over)
+
+
+def _is_last(model: Model, region: ModelRegion, node: Any) -> bool:
+    """Whether nothing but a region needs what an operator has given, in memory of its own."""
+    if getattr(node.target, "overloadpacket", None) not in _products():
+        return False
+    inside = set(region.nodes)
+    return all(
+        user in inside and model.operations.by_node[user].kind == COMPUTE for user in node.users
+    )
+
+
+@cache
+def _products() -> frozenset[Any]:
+    """Operators whose result is in memory that is nobody else's."""
+    import torch
+
+    aten = torch.ops.aten
+    return frozenset((aten.mm, aten.addmm, aten.bmm, aten.baddbmm, aten.convolution))
 
 
 def _eager(module: Any, region: ModelRegion) -> Callable[..., Any]:

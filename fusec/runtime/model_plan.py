@@ -14,6 +14,8 @@ from functools import cache
 from math import prod
 from typing import TYPE_CHECKING, Any
 
+from fusec.codegen.in_place import may_overwrite
+from fusec.codegen.kernel import Kernel
 from fusec.codegen.layout import Operand
 from fusec.frontend.model_calls import COMPUTE
 from fusec.frontend.model_trace import Model, ModelRegion
@@ -28,8 +30,10 @@ from fusec.runtime.model_report import RegionReport
 from fusec.runtime.specialize import (
     Argument,
     Circumstances,
+    LaidOut,
     Specialization,
     concrete,
+    kernel_of,
     lay_out_all,
     parts_of,
 )
@@ -68,7 +72,7 @@ class Choice:
 class Planned:
     """A region's kernels, not yet built: the function for its graph, what it costs, whether its
     results have to be laid out beforehand, and whether a kernel computes again what another one
-    has, only to add it up.
+    has, only to add it up. ``over``: results, and inputs over which the kernels may write them.
     """
 
     function: Any
@@ -76,6 +80,7 @@ class Planned:
     given: bool
     again: bool
     build: Callable[[], object]
+    over: tuple[tuple[int, int], ...] = ()
 
 
 def plan_region(model: Model, region: ModelRegion, choice: Choice) -> Planned:
@@ -107,7 +112,7 @@ def plan_region(model: Model, region: ModelRegion, choice: Choice) -> Planned:
     where = Circumstances(
         None, capability_of(device), automatic=automatic and device.type == "cuda"
     )
-    _, laid, sizes = lay_out_all(special, arguments, sizes, {}, backend, where)
+    chosen, laid, sizes = lay_out_all(special, arguments, sizes, {}, backend, where)
     fused = _bytes((a.node for one in laid for a in one.accesses), sizes)
     kernels = sum(len(parts_of(one)) for one in laid)
     even = frozenset(formula.inputs)
@@ -119,7 +124,47 @@ def plan_region(model: Model, region: ModelRegion, choice: Choice) -> Planned:
 
     report = RegionReport(name, region.operators, kernels, eager, fused)
     again = any(_computes_again(one.region, one.accesses) for one in laid)
-    return Planned(function, report, given, again, build)
+    over: tuple[tuple[int, int], ...] = ()
+    if not given and all(one.backend == "triton" for one in laid):
+        inputs = [_example(values[n]) for n in region.inputs]
+        over = _overwritten(chosen, laid, inputs, results) if _is_plain(program, inputs) else ()
+    return Planned(function, report, given, again, build, over)
+
+
+def _is_plain(program: Any, inputs: Sequence[Any]) -> bool:
+    """Whether kernels read a region's inputs as they are, and give its results as they are."""
+    views = bind(Known(program, None), inputs).views
+    places = [n for n, _ in views], [r.output or 0 for r in program.results]
+    steps = (*(s for _, s in views), *(r.steps for r in program.results))
+    return places == (list(range(len(inputs))), list(range(len(program.results)))) and not any(
+        steps
+    )
+
+
+def _overwritten(
+    special: Specialization, laid: Sequence[LaidOut], inputs: Sequence[Any], results: Sequence[Any]
+) -> tuple[tuple[int, int], ...]:
+    """Results, and inputs of the same layout over which the kernels may write them."""
+    names = special.formula.inputs
+    kernels: list[Kernel] | None = None
+    found: dict[int, int] = {}
+    for k, result in enumerate(results):
+        for place, operand in enumerate(inputs):
+            if place in found.values() or k in found or not _alike(operand, result):
+                continue
+            if kernels is None:
+                kernels = [kernel_of(special, one, p) for one in laid for p in parts_of(one)]
+            if may_overwrite(kernels, special.outputs[k].name, names[place]):
+                found[k] = place
+    return tuple(found.items())
+
+
+def _alike(operand: Any, result: Any) -> bool:
+    """Whether two tensors have one layout, of lengths that are known."""
+    numbers = (*operand.shape, *operand.stride(), *result.shape, *result.stride())
+    if not all(isinstance(n, int) for n in numbers) or operand.dtype is not result.dtype:
+        return False
+    return bool(operand.shape == result.shape and operand.stride() == result.stride())
 
 
 def _computes_again(region: Region, accesses: Sequence[Operand]) -> bool:

@@ -5,7 +5,7 @@ May import everything below the API.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -28,6 +28,7 @@ class _Bound:
     wanted: list[tuple[tuple[int, ...], tuple[int, ...], Any]]
     plain: bool  # the inputs are the kernels' own, in order
     finished: bool  # so are the results
+    over: tuple[int | None, ...]  # the input whose memory each result takes, if any
 
     def moved(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """What the kernels read, of the region's inputs."""
@@ -38,12 +39,13 @@ class _Bound:
         import torch
 
         device = max((v.device for v in values), key=lambda d: d.type != "cpu")
-        return _single(
-            tuple(
-                torch.empty_strided(shape, strides, dtype=dtype, device=device)
-                for shape, strides, dtype in self.wanted
-            )
-        )
+        made = []
+        for place, (shape, strides, dtype) in zip(self.over, self.wanted, strict=True):
+            if place is not None and values[place].stride() == strides:
+                made.append(values[place])
+            else:
+                made.append(torch.empty_strided(shape, strides, dtype=dtype, device=device))
+        return _single(tuple(made))
 
 
 class _Direct(NamedTuple):
@@ -63,7 +65,8 @@ class RegionFunction:
 
     ``eager`` is called with the same where the kernels cannot be built. ``given``: the results go
     to memory that is laid out beforehand, since kernels would lay it out in another way than
-    PyTorch expects.
+    PyTorch expects. ``over``: results by the inputs whose memory they take, which nothing needs
+    again.
     """
 
     def __init__(
@@ -73,11 +76,13 @@ class RegionFunction:
         eager: Callable[..., Any],
         report: RegionReport,
         given: bool,
+        over: Mapping[int, int] | None = None,
     ) -> None:
         self.known = known
         self.eager = eager
         self.report = report
-        self._given = given
+        self._over = {} if over is None else over
+        self._given = given or bool(over)
         self._tensors = len(region.inputs)
         self._layouts = region.layouts
         fixed = all(isinstance(n, int) for own in region.program.symbols for n in own)
@@ -137,6 +142,7 @@ class RegionFunction:
             wanted,
             in_order and not any(steps for _, steps in bound.views),
             not any(steps for _, steps, _ in bound.results),
+            tuple(self._over.get(k) for k in range(len(wanted))),
         )
         return made
 
@@ -149,7 +155,10 @@ class RegionFunction:
 
     def _run_into(self, made: _Bound, values: Sequence[Any]) -> Any:
         outs = made.outs(values)
-        self.known.function(*values, out=outs)
+        if self._over:
+            self.known.function.overwrite(tuple(values), outs, tuple(self._over.values()))
+        else:
+            self.known.function(*values, out=outs)
         return outs
 
 

@@ -1,0 +1,160 @@
+"""Results of a model's regions in the memory of what nothing needs again."""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+
+import fusec
+from fusec.codegen.in_place import may_overwrite
+from fusec.codegen.kernel import Kernel
+from fusec.ir.dtypes import BF16
+from fusec.runtime import model_graph
+from fusec.runtime.model_region import RegionFunction
+from fusec.runtime.peak import peak_bytes
+from fusec.runtime.specialize import Argument, kernel_of, lay_out_all, parts_of
+
+OPTIONS = {"backend": "triton"}  # interpreted, without a GPU
+
+
+def kernels(text: str, shape: tuple[int, int]) -> tuple[list[Kernel], tuple[str, ...]]:
+    function = fusec.compile(text)
+    arguments = [Argument(BF16, shape, (shape[1], 1)) for _ in function.inputs]
+    special = function.specialization(arguments)
+    chosen, laid, _ = lay_out_all(special, arguments, special.sizes(arguments), {}, "triton")
+    found = [kernel_of(chosen, one, part) for one in laid for part in parts_of(one)]
+    return found, tuple(output.name for output in special.outputs)
+
+
+@pytest.mark.parametrize(
+    ("text", "shape", "over"),
+    [
+        ("gelu(x)", (64, 1024), {("out", "x")}),
+        ("softmax(x)", (64, 1024), {("out", "x")}),  # held: read before any of it is written
+        ("softmax(x)", (4096, 1 << 20), set()),  # read again by a second sweep
+        ("softmax(x)", (8, 1 << 20), set()),  # and by other programs
+        ("y = g * (1 + x)\ny, sum(y, axis=0)", (4096, 1024), {("y", "g"), ("y", "x")}),
+        ("x - mean(x, axis=0)", (4096, 1024), set()),  # two kernels read it
+        ("f32(x)", (64, 1024), set()),  # of another type
+        ("x * mean(y)", (64, 1024), {("out", "x")}),  # y is not read where it would be written
+    ],
+)
+def test_what_may_be_overwritten(
+    text: str, shape: tuple[int, int], over: set[tuple[str, str]]
+) -> None:
+    found, outputs = kernels(text, shape)
+    inputs = fusec.compile(text).inputs
+    got = {(o, i) for o in outputs for i in inputs if may_overwrite(found, o, i)}
+    assert got == over
+
+
+class Layers(torch.nn.Module):
+    """Linear layers with a gelu, or with a residual that needs the product again."""
+
+    def __init__(self, width: int, residual: bool = False, views: bool = False) -> None:
+        super().__init__()
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(width, width) for _ in range(3))
+        self.residual, self.views = residual, views
+
+    def forward(self, x: torch.Tensor) -> Any:
+        seen = []
+        for layer in self.layers:
+            y = layer(x)
+            x = torch.nn.functional.gelu(y)
+            if self.residual:
+                x = (x @ y.T @ y).tanh()
+            if self.views:
+                seen.append(y.view(-1)[:3])
+        return (x, *seen)
+
+
+@pytest.fixture
+def regions(monkeypatch: pytest.MonkeyPatch) -> list[RegionFunction]:
+    """The regions of models, as they are made."""
+    made: list[RegionFunction] = []
+    make = model_graph._function
+
+    def remember(*arguments: Any) -> RegionFunction:
+        made.append(make(*arguments))
+        return made[-1]
+
+    monkeypatch.setattr(model_graph, "_function", remember)
+    return made
+
+
+def results_of(model: Any, x: torch.Tensor, given: torch.Tensor) -> list[torch.Tensor]:
+    model.zero_grad()
+    results = model(x)
+    results[0].backward(given)
+    return [*(r.detach() for r in results), *(p.grad for p in model.parameters())]
+
+
+@pytest.mark.parametrize("residual", [False, True])
+@pytest.mark.parametrize("views", [False, True])
+def test_training_is_the_same(residual: bool, views: bool, regions: list[RegionFunction]) -> None:
+    torch.manual_seed(0)
+    plain = Layers(32, residual, views).double()
+    compiled = torch.compile(copy.deepcopy(plain), backend="fusec", options=OPTIONS)
+    for _ in range(3):
+        x, given = (torch.randn(8, 32, dtype=torch.float64) for _ in range(2))
+        kept = x.clone(), given.clone()
+        wanted, got = (results_of(m, x, given) for m in (plain, compiled))
+        for mine, theirs in zip(got, wanted, strict=True):
+            torch.testing.assert_close(mine, theirs)
+        assert torch.equal(x, kept[0])
+        assert torch.equal(given, kept[1])
+    forward = regions[: 3 * (1 + residual)]
+    assert any(region._over for region in regions[len(forward) :])
+    gelus = [region for region in forward if region.report.name == "fused_gelu"]
+    assert not any(region._over for region in gelus)  # the backward needs what it was given
+
+
+def test_inference_writes_over_products_alone(regions: list[RegionFunction]) -> None:
+    plain = Layers(32)
+    compiled = torch.compile(copy.deepcopy(plain), backend="fusec", options=OPTIONS)
+    with torch.no_grad():
+        x = torch.randn(8, 32)
+        torch.testing.assert_close(compiled(x), plain(x))
+        assert [region._over for region in regions] == [{0: 0}] * 3
+        y = torch.randn(8, 32)
+        wanted = torch.nn.functional.gelu(y)
+        assert regions[0](y).data_ptr() == y.data_ptr()
+        torch.testing.assert_close(y, wanted)
+        other = torch.randn(32, 8).T  # of another layout: left alone
+        before = other.clone()
+        torch.testing.assert_close(regions[0](other), torch.nn.functional.gelu(before))
+        assert torch.equal(other, before)
+
+
+def test_what_is_read_again_is_left_alone(regions: list[RegionFunction]) -> None:
+    def product(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        c = a @ b
+        return torch.relu(c) * 2, c[0]
+
+    compiled = torch.compile(product, backend="fusec", options=OPTIONS)
+    a, b = torch.randn(8, 8), torch.randn(8, 8)
+    torch.testing.assert_close(compiled(a, b), product(a, b))
+    assert [region._over for region in regions] == [{}]
+
+
+@pytest.mark.gpu
+def test_steps_of_the_launcher_write_over_products() -> None:
+    torch.manual_seed(0)
+    plain = Layers(512).cuda()
+    compiled = torch.compile(copy.deepcopy(plain), backend="fusec")
+    steps = [torch.randn(4096, 512, device="cuda") for _ in range(2)]
+    wanted = results_of(plain, *steps)
+    for _ in range(200):
+        got = results_of(compiled, *steps)
+        for mine, theirs in zip(got, wanted, strict=True):
+            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+    inductor = torch.compile(copy.deepcopy(plain))
+    ours, theirs = (
+        peak_bytes(lambda m=m: results_of(m, *steps), "cuda") for m in (compiled, inductor)
+    )
+    assert ours is not None
+    assert theirs is not None
+    assert ours <= theirs + (1 << 16)
