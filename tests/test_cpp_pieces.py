@@ -207,6 +207,9 @@ def test_costly_values_wait_for_the_second_sweep() -> None:
     source = function.show("cpp", x)
     assert source.count("tanh(x") == 1 + source.splitlines()[0].count("tanh(x")
     assert "(fusec::PIECE);" in source
+    kernel = fusec.compile("logsumexp(30 * tanh(x / 30))", backend="cpp").show("kernel", x)
+    pieces = kernel[kernel.index("for each piece of the row:") :]
+    assert pieces.index("keep row_sum_terms") < pieces.index("recall row_sum_terms")
     expected = (30 * (x.double() / 30).tanh()).logsumexp(1)
     torch.testing.assert_close(function(x).double(), expected, rtol=1e-6, atol=0)
 
