@@ -1,10 +1,11 @@
 """Statements in order, under comments that name their sections, and loads ahead of arithmetic.
 
-May import ``fusec.ir``, ``codegen.kernel`` and ``codegen.names``.
+May import ``fusec.ir``, ``fusec.passes.fuse``, ``codegen.kernel`` and ``codegen.names``.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field, replace
 
 from fusec.codegen.kernel import (
@@ -25,6 +26,8 @@ from fusec.codegen.kernel import (
 )
 from fusec.codegen.names import Names
 from fusec.ir.dtypes import BF16, F16
+from fusec.ir.node import Node
+from fusec.passes.fuse import Root
 
 
 @dataclass(slots=True)
@@ -71,6 +74,21 @@ def _split_loads(statements: list[Stmt]) -> tuple[list[Stmt], list[Stmt]]:
         elif isinstance(statement, SumBoth):
             computed |= {statement.first.name, statement.second.name}
     return loads, rest
+
+
+def title(name: Callable[[Node], str], reductions: Iterable[Node], stores: Iterable[Root]) -> str:
+    """What a sweep is for, in words: the names it makes, with the reduction where the name does not
+    say it.
+    """
+    parts = []
+    names = [(name(n), n.op.name) for n in reductions]
+    results = ", ".join(root.name for root in stores)
+    if names:
+        said = (n if op in n.split("_") else f"{n} ({op})" for n, op in names)
+        parts.append(f"reduce: {', '.join(said)}")
+    if results:
+        parts.append(f"write {results}" if names else "compute and store")
+    return "; ".join(parts)
 
 
 def side_by_side(statements: list[Stmt]) -> list[Stmt]:

@@ -28,6 +28,7 @@ class Config:
     prefetch: bool = False  # fetch the next row while this one is worked on
     lanes_along_rows: bool = False  # the contiguous axis is the row axis (column reductions)
     shared: bool = False  # what is reduced goes in parts, which the threads of a CPU may share
+    pieces: bool = False  # such a row goes piece by piece, each read again from a cache
     stream: int = 0  # results go to memory past the caches, so many at a time
     chunks: int = 1  # programs, each with a block of the rows, that also sum columns over them
     lanes: int = 1  # elements of a vector

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+from fusec.codegen.cpp_pieces import RowPieces
 from fusec.codegen.cpp_rows import INLINE, ONCE, Rows
 from fusec.codegen.cpp_statements import PARALLEL, SIMD, parallel
 from fusec.codegen.kernel import Accumulator, Comment, Let, Level, Load, Stmt, Sweep
@@ -17,7 +18,7 @@ from fusec.ir.dtypes import DType
 
 
 @dataclass(slots=True)
-class RowLanes(Rows):
+class RowLanes(RowPieces):
     """Rows as lanes:
 
     Each statement outside a sweep is a loop over them that remembers its values.

@@ -68,17 +68,25 @@ class Rows(Statements):
             return
         self._reduce(sweep, "fusec::sweep(cols")
         for accumulator in sweep.accumulators:
-            self._finish(accumulator, self._emptied(accumulator))
+            self._finish(accumulator, self.emptied(accumulator))
 
     def _reduce(self, sweep: Sweep, call: str) -> None:
         """Running values over a row, or a part of one."""
         for accumulator in sweep.accumulators:
             self.declare(accumulator)
+        self.stretch(sweep, call)
+
+    def stretch(self, sweep: Sweep, call: str, next_piece: str = "") -> None:
+        """The loops of ``call`` over a stretch of the row; ``next_piece``: where what is fetched
+        ahead begins, if not in the next row.
+        """
         carried = [a for a in sweep.accumulators if a.carry is not a.accumulate]
         opening = f"{call}, [&](int64_t start, int64_t count) {INLINE} {{"
         with self.writer.block(opening, "}, [&] {" if carried else "});"):
             for access in sweep.ahead:
                 place = self.at_start(access, "(row + 1)")
+                if next_piece:
+                    place = self.at_start(access, "row", next_piece)
                 self.writer.line(f"fusec::prefetch(&{access.buffer}[{place}]);")
             for access in sweep.target:
                 place = self.at_start(access, "row")
@@ -117,7 +125,7 @@ class Rows(Statements):
         """What a running value begins with."""
         return self.dialect.literal(Literal(accumulator.identity.value, kind), strict=True)
 
-    def _emptied(self, accumulator: Accumulator) -> str:
+    def emptied(self, accumulator: Accumulator) -> str:
         """The lanes that hold all that was reduced."""
         carried = accumulator.carry is not accumulator.accumulate
         return f"{accumulator.name}_wide" if carried else accumulator.lanes
@@ -154,19 +162,31 @@ class Rows(Statements):
 
     def _shared_sweep(self, sweep: Sweep) -> None:
         """A sweep by parts, whose running values are joined in the order of the parts."""
-        for accumulator in sweep.accumulators:
-            kind = accumulator.carry.cpp
-            self.writer.line(f"{kind} {accumulator.name}_parts[fusec::PARTS][fusec::LANES];")
+        self.declare_parts(sweep.accumulators)
         blocks = any(isinstance(s, Store) and s.block for s in sweep.body)
         with self.team_region(blocks) as share, self.each_part(share):
             if not sweep.accumulators:
                 self.columns(sweep.body, "col", "col_end", "col_start")
                 return
             self._reduce(sweep, "fusec::sweep_part(col_start, col_end")
-            for accumulator in sweep.accumulators:
-                lanes = self._emptied(accumulator)
-                self.writer.line(f"fusec::copy({lanes}, {accumulator.name}_parts[part]);")
-        for accumulator in sweep.accumulators:
+            self.leave_parts(sweep.accumulators)
+        self.join_parts(sweep.accumulators)
+
+    def declare_parts(self, accumulators: Sequence[Accumulator]) -> None:
+        """Where the parts of a row leave their running values."""
+        for accumulator in accumulators:
+            kind = accumulator.carry.cpp
+            self.writer.line(f"{kind} {accumulator.name}_parts[fusec::PARTS][fusec::LANES];")
+
+    def leave_parts(self, accumulators: Sequence[Accumulator]) -> None:
+        """What a part has come to, where :meth:`join_parts` finds it."""
+        for accumulator in accumulators:
+            lanes = self.emptied(accumulator)
+            self.writer.line(f"fusec::copy({lanes}, {accumulator.name}_parts[part]);")
+
+    def join_parts(self, accumulators: Sequence[Accumulator]) -> None:
+        """What the whole row comes to."""
+        for accumulator in accumulators:
             self.join(accumulator, f"{accumulator.name}_parts[part][lane]", "fusec::LANES")
             self._finish(accumulator, accumulator.lanes)
 

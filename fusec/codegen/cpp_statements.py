@@ -26,6 +26,7 @@ from fusec.codegen.kernel import (
     Level,
     Literal,
     Load,
+    Pieces,
     Recall,
     Ref,
     Stmt,
@@ -60,6 +61,10 @@ class Statements:
 
     def sweep(self, sweep: Sweep) -> None:
         """A loop over the row."""
+        raise NotImplementedError
+
+    def pieces(self, pieces: Pieces) -> None:
+        """A loop over the pieces of a row."""
         raise NotImplementedError
 
     def at_start(self, access: Access, row: str, start: str = "start") -> str:
@@ -167,11 +172,13 @@ class Statements:
             self.accumulate(statement)
         elif isinstance(statement, Keep):
             value = self.dialect.text(statement.value)
-            self.writer.line(f"{statement.buffer}.data[col] = {value};")
+            self.writer.line(f"{_kept(statement)} = {value};")
         elif isinstance(statement, Recall):
-            self.define(statement.name, statement.dtype, f"{statement.buffer}.data[col]")
+            self.define(statement.name, statement.dtype, _kept(statement))
         elif isinstance(statement, Sweep):
             self.sweep(statement)
+        elif isinstance(statement, Pieces):
+            self.pieces(statement)
         else:
             raise AssertionError(f"C++ kernels loop over their rows: {statement}")
 
@@ -233,3 +240,9 @@ class Statements:
             self.writer.line(f"{place} {form.symbol}= {self.dialect.text(value)};")
         else:
             self.writer.assign(place, f"{self.dialect.text(joined)};")
+
+
+def _kept(statement: Keep | Recall) -> str:
+    """Where a buffer holds the element at hand."""
+    place = f"col - {statement.start}" if statement.start else "col"
+    return f"{statement.buffer}.data[{place}]"

@@ -26,6 +26,7 @@ from fusec.codegen.kernel import (
     Literal,
     Load,
     Masked,
+    Pieces,
     Recall,
     Reduce,
     Ref,
@@ -84,7 +85,12 @@ def turns_text(config: Config, kept: Sequence[str]) -> str:
 
 def _body(statements: tuple[Stmt, ...], writer: Writer) -> None:
     for statement in statements:
-        if isinstance(statement, Sweep):
+        if isinstance(statement, Pieces):
+            with writer.block("for each piece of the row:"):
+                _body((statement.first, statement.second), writer)
+            for joint in statement.joints:
+                writer.line(f"{', '.join(joint.results)} = those of the pieces, joined")
+        elif isinstance(statement, Sweep):
             for accumulator in statement.accumulators:
                 writer.line(
                     f"{accumulator.lanes} : {accumulator.accumulate.name}"

@@ -40,7 +40,7 @@ CPP = Target(
     masks=False,
     wide_sums=True,
     wide_index=True,
-    online=(),
+    online=("max", "mean", "entropy"),
     narrow_fast=True,
     tiles=False,
 )
@@ -67,6 +67,12 @@ class Job:
     target: Target
     numerics: str = "torch"
     part: int = 0  # where programs share a row, a kernel for each sweep: 1, 2, ...; 0 is all in one
+
+    @property
+    def online(self) -> tuple[str, ...]:
+        """The reductions that run in one sweep together with one that needs them."""
+        joins = self.config.pieces if self.target is CPP else not self.config.resident
+        return self.target.online if joins else ()
 
     @property
     def form(self) -> Form:

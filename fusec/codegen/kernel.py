@@ -5,30 +5,26 @@ A kernel walks ``rows`` by ``cols``. In the *flat* form there are only columns; 
 both are elementwise; in the *rows* form the columns are reduced. A value's ``level`` says which of
 the two it varies along.
 
-May import ``fusec.ir`` and ``codegen.config``.
+May import ``fusec.ir``, ``codegen.config`` and ``codegen.signature``.
 
-Statements and parameters are neither compared nor printed, which halves the cost of making these
-classes in every process.
+Statements are neither compared nor printed, which halves the cost of making these classes in every
+process.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from enum import Enum, Flag
+from enum import Enum
 from typing import TypeAlias
 
 from fusec.codegen.config import Config as Config
+from fusec.codegen.signature import Level as Level
+from fusec.codegen.signature import Number as Number
+from fusec.codegen.signature import Pointer as Pointer
+from fusec.codegen.signature import Size as Size
+from fusec.codegen.signature import Variable as Variable
 from fusec.ir.dtypes import DType
 from fusec.ir.ops import Op
-
-
-class Level(Flag):
-    """Which of the two axes of a tile a value varies along."""
-
-    UNIFORM = 0
-    ROW = 1
-    COL = 2
-    TILE = 3
 
 
 class Form(Enum):
@@ -258,10 +254,13 @@ class Rescale:
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class Keep:
-    """Remember a value of this sweep for a later one, in a buffer as long as the row."""
+    """Remember a value of this sweep for a later one, in a buffer as long as the row, or as the
+    piece of it that begins at ``start``.
+    """
 
     buffer: str
     value: Expr
+    start: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -284,6 +283,7 @@ class Recall:
     dtype: DType
     storage: DType | None = None
     wide: bool = False
+    start: str = ""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -320,54 +320,49 @@ class Sweep:
     several: bool = False  # lanes that are rows take a few columns at a time
 
 
-Stmt: TypeAlias = (
-    "Comment | Let | Start | Load | Fetch | Forget | Store | Reduce | SumBoth | Combine"
-    " | Accumulate | AddColumns | Rescale | Keep | Recall | Sweep"
-)
-
-
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Pointer:
-    """A buffer parameter; ``name`` is legal everywhere, ``buffer`` is the launcher's name."""
+class Joint:
+    """Reductions of a row of which ``second``, and ``weighted`` if there is one, are around
+    ``first``: around its value in a piece, ``base``, until those of all pieces are joined.
 
-    name: str
-    storage: DType
-    written: bool = False
-    buffer: str = ""
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Number:
-    """A run-time scalar parameter of the program."""
-
-    name: str
-    dtype: DType
-    input: str  # the input it comes from
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Size:
-    """A size or stride parameter: an integer of the index type. ``source`` tells the launcher what
-    to pass: ("n",), ("rows",), ("cols",); ("row", k), ("col", k) the size of a merged axis;
-    ("stride", operand, axis); ("gather", operand) and ("length", operand) of a gather; ("dim",
-    name)."""
-
-    name: str
-    source: tuple[str | int, ...]
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class Variable:
-    """An index variable beyond ``row`` and ``col``:
-
-    One axis of a flattened index. ``name = base // divisor % size``.
+    ``results``: the names of all of them, in this order, as they are then.
     """
 
-    name: str
+    first: Accumulator
+    second: Accumulator
+    weighted: Accumulator | None
     base: str
-    divisors: tuple[str, ...]
-    modulus: str | None
-    level: Level
+    results: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """What the names of all that is found of a piece begin with."""
+        return self.second.name
+
+    @property
+    def around(self) -> tuple[Accumulator, ...]:
+        """The sums that are around the first."""
+        return (self.second,) if self.weighted is None else (self.second, self.weighted)
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class Pieces:
+    """A loop over the pieces of a row: each is swept for ``first`` of the joints and what else the
+    row is reduced to, and again, while a cache holds it, for what is around that.
+
+    ``kept``: the buffers, as long as a piece, for what both sweeps need.
+    """
+
+    first: Sweep
+    second: Sweep
+    joints: tuple[Joint, ...]
+    kept: tuple[tuple[str, DType], ...] = ()
+
+
+Stmt: TypeAlias = (
+    "Comment | Let | Start | Load | Fetch | Forget | Store | Reduce | SumBoth | Combine"
+    " | Accumulate | AddColumns | Rescale | Keep | Recall | Sweep | Pieces"
+)
 
 
 @dataclass(frozen=True, slots=True)

@@ -109,7 +109,11 @@ class Online:
             undefined = self._apply("sub", first, first)
             total = self._apply("add", second, undefined)
             out.append(Let(self._result.name, total, self._level))
-        self.values.at_hand[self.pair.first] = first
+        self._provide()
+
+    def _provide(self) -> None:
+        """The results are at hand from here on."""
+        self.values.at_hand[self.pair.first] = self._first
         self.values.at_hand[self.pair.second] = self._result
         if self.pair.weighted is not None:
             self.values.at_hand[self.pair.weighted] = self._third

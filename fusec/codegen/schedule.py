@@ -53,8 +53,11 @@ STREAM_BLOCK, STREAM_ROW_BLOCK = 128, 1024
 # Columns of so few that it is the rows that fill a CPU's vectors, and bytes of a row of a result: a
 # vector writes rows element by element.
 SHORT_ROW, SHORT_BYTES = 16, 32
-# What is so long is reduced in parts by a CPU: a row, and elements below each other.
-SHARED_ROW, SHARED_COLUMN = 65536, 1024
+# What is so long is reduced in parts by a CPU: elements below each other, and a row that a core's
+# second cache may not hold from one sweep to the next, and not beside the next row. Reductions that
+# wait for one another then take such a row in pieces that the first cache holds.
+SHARED_COLUMN = 1024
+SHARED_ROW = PREFETCH_COLUMNS + 1
 KEPT_COLUMNS = 1 << 22  # a buffer that is longer is mapped anew for each row, which costs more
 CPU_TILE = 64  # stands for the tile of an operand that a CPU turns
 # From here on offsets are int64; blocks may overhang by less than 2**20.
@@ -274,7 +277,7 @@ def carrying(
     """
     most = arrangement.rows // LEAST_SHARE
     if backend == "cpp":
-        return replace(config, chunks=min(most, CPP_CHUNKS), shared=False, keep=True)
+        return replace(config, chunks=min(most, CPP_CHUNKS), shared=False, pieces=False, keep=True)
     full = [k for k, o in enumerate(accesses) if o.kind != "root" and is_tile(k, arrangement)]
     sizes = [accesses[k].node.dtype.itemsize for k in full] or [4]
     row = config.block_cols * sum(sizes)
@@ -328,11 +331,15 @@ def rows_contiguous(arrangement: Arrangement) -> bool:
 
 
 def choose_cpp(
-    form: Form, accesses: tuple[Operand, ...], arrangement: Arrangement, sweeps: int
+    form: Form,
+    accesses: tuple[Operand, ...],
+    arrangement: Arrangement,
+    sweeps: int,
+    in_pieces: int,
 ) -> Config:
     """The Config of a C++ kernel: which axis the lanes run along, whether loops go in tiles,
-    whether long reductions go in parts, and whether results pass by the caches. ``sweeps``: how
-    many reduce, one after the other.
+    whether long reductions go in parts, those of long rows in pieces, and whether results pass by
+    the caches. ``sweeps``: how many reduce, one after the other, and how many do ``in_pieces``.
     """
     short = arrangement.cols <= SHORT_ROW and _row_bytes(accesses, arrangement) <= SHORT_BYTES
     along = form is Form.ROWS and (short or rows_contiguous(arrangement))
@@ -348,6 +355,7 @@ def choose_cpp(
         prefetch=rows_near if form is Form.ROWS else stream and side == 1,
         lanes_along_rows=along,
         shared=form is Form.ROWS and long,
+        pieces=form is Form.ROWS and long and not along and in_pieces < sweeps,
         stream=stream_block(sweeps) if stream else 0,
         keep=form is Form.ROWS and not along and arrangement.cols <= KEPT_COLUMNS,
     )

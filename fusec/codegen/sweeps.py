@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from fusec.codegen.body import Body, Fetches, packed, side_by_side
-from fusec.codegen.job import CUDA
+from fusec.codegen.body import Body, Fetches, packed, side_by_side, title
+from fusec.codegen.job import CPP, CUDA
 from fusec.codegen.kernel import (
     Access,
     Accumulate,
@@ -35,6 +35,7 @@ from fusec.codegen.kernel import (
 from fusec.codegen.online import LaneOnline, Online
 from fusec.codegen.pairs import Pair, pairs, stages
 from fusec.codegen.parameters import accumulated
+from fusec.codegen.pieces import PieceOnline, in_pieces
 from fusec.codegen.running import as_result, identity, running_types
 from fusec.codegen.uses import is_arithmetic, runs_along_row
 from fusec.codegen.values import Values
@@ -152,6 +153,8 @@ class Sweeps:
     def _online(self, pair: Pair, raw: bool) -> Online:
         """How the target runs a pair; ``raw``: its running values are what the kernel stores."""
         values = self.values
+        if values.job.target is CPP:
+            return PieceOnline(values, pair)
         if values.job.target is not CUDA:
             return Online(values, pair)
         name = values.name(pair.second)
@@ -169,10 +172,8 @@ class Sweeps:
     def _find_stages(self) -> None:
         """How many sweeps have to be over before each value is known."""
         values = self.values
-        job = values.job
-        online = () if job.config.resident else job.target.online
-        self._stage = stages(values.nodes, values.reads, online)
-        self._pairs = pairs(values.nodes, values.reads, online)
+        self._stage = stages(values.nodes, values.reads, values.job.online)
+        self._pairs = pairs(values.nodes, values.reads, values.job.online)
 
     @property
     def _pair_of(self) -> dict[Node, Pair]:
@@ -272,7 +273,7 @@ class Sweeps:
         stored += self._add_columns(reductions)
         if resident:
             fresh = side_by_side(fresh) if values.job.region.columns else fresh
-            body.straight(_title(values, reductions, []) or "compute", fresh)
+            body.straight(title(values.name, reductions, []) or "compute", fresh)
             return stored
         for node in needed:
             if node not in outside:
@@ -287,11 +288,12 @@ class Sweeps:
         backwards = values.job.target.masks and not reductions
         several = values.job.config.lanes_along_rows and is_arithmetic(fresh)
         loop = Sweep((*fresh, *stored), accumulators, ahead, target, next_row, backwards, several)
+        loops = in_pieces(values, loop, online) if values.job.config.pieces else loop
         starts = [start for pair in online for start in pair.starts()]
         ends: list[Stmt] = []
         for pair in online if not values.job.part else []:
             pair.finish(ends)
-        body.add(_title(values, reductions, stores), [*starts, loop, *ends])
+        body.add(title(values.name, reductions, stores), [*starts, loops, *ends])
         return []
 
     def _add_columns(self, reductions: list[Node]) -> list[Stmt]:
@@ -393,21 +395,3 @@ class Sweeps:
         accumulator = Accumulator(name, lanes, node.op, kind, running, least, carry)
         out.append(Accumulate(accumulator, argument))
         return accumulator
-
-
-def _title(values: Values, reductions: list[Node], stores: list[Root]) -> str:
-    """What a sweep is for, in words:
-
-    The names it makes, with the reduction where the name does not say it.
-    """
-    parts = []
-    if reductions:
-        names = [(values.name(n), n.op.name) for n in reductions]
-        parts.append(
-            "reduce: " + ", ".join(n if op in n.split("_") else f"{n} ({op})" for n, op in names)
-        )
-    if stores:
-        parts.append(
-            "write " + ", ".join(r.name for r in stores) if reductions else "compute and store"
-        )
-    return "; ".join(parts)

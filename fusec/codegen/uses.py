@@ -19,6 +19,7 @@ from fusec.codegen.kernel import (
     Let,
     Load,
     Masked,
+    Pieces,
     Ref,
     Rescale,
     Stmt,
@@ -35,7 +36,8 @@ def dtype_of(statement: Let | Load) -> DType:
     return statement.value.dtype if isinstance(statement, Let) else statement.dtype
 
 
-def _expressions(statement: Stmt) -> list[Expr]:
+def expressions(statement: Stmt) -> list[Expr]:
+    """The expressions that a statement computes."""
     if isinstance(statement, (Let, Store, Accumulate, AddColumns, Rescale, Keep)):
         return [statement.value]
     if isinstance(statement, Load):
@@ -49,20 +51,22 @@ def reads(statements: Iterable[Stmt]) -> set[str]:
     for statement in statements:
         if isinstance(statement, Sweep):
             used |= reads(statement.body)
+        elif isinstance(statement, Pieces):
+            used |= reads(statement.first.body) | reads(statement.second.body)
         elif isinstance(statement, (Load, Store, Fetch)):
             used |= {t.variable for t in statement.access.terms}
-        used |= {name for e in _expressions(statement) for name in _names(e)}
+        used |= {name for e in expressions(statement) for name in names_of(e)}
     return used
 
 
-def _names(expression: Expr) -> set[str]:
+def names_of(expression: Expr) -> set[str]:
     """The values an expression reads."""
     if isinstance(expression, Ref):
         return {expression.name}
     if isinstance(expression, (Convert, Masked)):
-        return _names(expression.arg)
+        return names_of(expression.arg)
     if isinstance(expression, Apply):
-        return {name for a in expression.args for name in _names(a)}
+        return {name for a in expression.args for name in names_of(a)}
     return set()
 
 
@@ -71,7 +75,7 @@ def is_arithmetic(statements: Iterable[Stmt]) -> bool:
     combined = [
         OPS[s.accumulator.op.combine or ""] for s in statements if isinstance(s, Accumulate)
     ]
-    values = [e for s in statements for e in _expressions(s)]
+    values = [e for s in statements for e in expressions(s)]
     return all(isinstance(op.cpp.usual, Infix) for op in combined) and all(map(_operates, values))
 
 

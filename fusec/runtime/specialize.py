@@ -283,7 +283,8 @@ def lay_out(
         reason = reason if reason is not None and _compiles_cuda() else None
         backend = "triton" if reason is None else "cuda"
     if backend == "cpp":
-        config = schedule.choose_cpp(form, accesses, arrangement, sweeps_of(region, CPP.online))
+        apart, joined = sweeps_of(region, ()), sweeps_of(region, CPP.online)
+        config = schedule.choose_cpp(form, accesses, arrangement, apart, joined)
     elif backend == "cuda":
         even = [_begins_even(special, operand, where.aligned) for operand in accesses]
         config = schedule_cuda.choose_cuda(

@@ -13,6 +13,7 @@
 #include "fusec_trig.h"
 #include "fusec_arith.h"
 #include "fusec_rows.h"
+#include "fusec_pieces.h"
 #include "fusec_turn.h"
 
 #endif
