@@ -31,7 +31,7 @@ object type id
 _FUSEC = """
 fusec i row col rows cols n mask row_mask col_mask
 BLOCK BLOCK_ROWS BLOCK_COLS LANES start count parts team several strip strip_end
-lane threads sweep program split part first last chunk share chunks SPLITS
+lane threads sweep program split part first last chunk share chunks splits SPLITS
 step row_start row_end col_start col_end piece piece_end
 """
 

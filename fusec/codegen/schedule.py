@@ -87,9 +87,9 @@ def choose_triton(
     if form is Form.TILE:
         return _tile(accesses, arrangement, wide)
     if rows_contiguous(arrangement):
-        config = _columns(accesses, arrangement, wide)
-        alone = single and _of_one(accesses, arrangement)
-        return _summed_columns(config, accesses, arrangement) if alone else config
+        alone = _of_one(accesses, arrangement)
+        config = _columns(accesses, arrangement, wide, single and not alone)
+        return _summed_columns(config, accesses, arrangement) if single and alone else config
     config = _rows(accesses, arrangement, wide)
     return config if config.resident else _shared(config, accesses, arrangement, single)
 
@@ -168,8 +168,13 @@ def _of_one(accesses: tuple[Operand, ...], arrangement: Arrangement) -> bool:
     return reads == 1 and len(tiles) == 1 and "root" not in tiles
 
 
-def _columns(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -> Config:
-    """Reductions along a strided axis. Tiles are as long in memory as fills the GPU."""
+def _columns(
+    accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool, computes: bool
+) -> Config:
+    """Reductions along a strided axis. Tiles are as long in memory as fills the GPU. ``computes``:
+    sums of what is made of several operands, or written too, for which a thread takes fewer
+    elements: their code is as long as they are many.
+    """
     across, along = arrangement.rows, arrangement.cols  # contiguous, reduced
     narrow = max((o.node.dtype.itemsize for o in accesses), default=4) <= 2
     splits = 1
@@ -186,6 +191,8 @@ def _columns(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool
             rows, cols, warps = (64, 32, 8) if across >= 32768 else (64, 64, 4)
         elif across % 16:
             rows, cols, warps = 64, 32, 4
+        elif computes:
+            rows, cols, warps = 64, 32, 8
         busy = 4 if across <= 64 else 2
         splits = splits_of(busy * -(-across // rows), along, 4 * cols)
     return Config(

@@ -112,7 +112,7 @@ class _Printer:
         found = {"BLOCK": config.block_cols}
         if self._block() != "BLOCK":
             found = {"BLOCK_ROWS": config.block_rows, "BLOCK_COLS": config.block_cols}
-        return found | ({"SPLITS": config.splits} if config.splits > 1 else {})
+        return found | ({"SPLITS": config.splits} if self._knows_splits else {})
 
     def _indices(self, writer: Writer) -> None:
         form, wide = self.kernel.form, ".to(tl.int64)" if self.kernel.config.wide_index else ""
@@ -159,9 +159,13 @@ class _Printer:
         kernel = self.kernel
         if kernel.divided and any(isinstance(s, Sweep) and s.backwards for s in kernel.body):
             program = f"tl.num_programs(0) - 1 - {program}"
+        splits = "SPLITS" if self._knows_splits else "splits"
         if kernel.divided:
             writer.line(f"program = {program}")
-            program = "program % rows" if kernel.config.rows_near else "program // SPLITS"
+            if not self._knows_splits and not kernel.config.rows_near:
+                blocks = "rows" if self._flat_rows else "tl.cdiv(rows, BLOCK_ROWS)"
+                writer.line(f"splits = tl.num_programs(0) // {blocks}")
+            program = "program % rows" if kernel.config.rows_near else f"program // {splits}"
         if kernel.columns:
             writer.line(f"program = {program}")
         elif self._flat_rows:
@@ -170,16 +174,29 @@ class _Printer:
             writer.line(f"row = {program} * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]")
             writer.line("row_mask = row < rows")
         if kernel.divided:
-            split = "program // rows" if kernel.config.rows_near else "program % SPLITS"
+            split = "program // rows" if kernel.config.rows_near else f"program % {splits}"
             writer.line(f"split = {split}")
             if kernel.config.spread:
                 writer.line(f"first = split * {self._block()}")
             else:
                 writer.line("first = split * chunk")
                 writer.line("last = tl.minimum(first + chunk, cols)")
-        if any(isinstance(s, Combine) or _reads_parts(s) for s in kernel.body):
+        if self._reads_parts:
             whole = "tl.arange(0, SPLITS)"
             writer.line(f"part = {whole if self._flat_rows else f'{whole}[None, :]'}")
+
+    @property
+    def _reads_parts(self) -> bool:
+        """Whether a program combines what those that shared a row have left."""
+        return any(isinstance(s, Combine) or _reads_parts(s) for s in self.kernel.body)
+
+    @property
+    def _knows_splits(self) -> bool:
+        """Whether the number of parts is a constant: one that only says which part a program has
+        is not, so that rows of other lengths need no build.
+        """
+        config = self.kernel.config
+        return config.splits > 1 and (self._reads_parts or config.spread)
 
     def _lanes(self) -> str:
         text = f"tl.arange(0, {self._block()})"
