@@ -20,6 +20,7 @@ from fusec.errors import FusecError, ShapeError, UnsupportedError
 from fusec.frontend.resolve import Resolved
 from fusec.frontend.resolve_values import Tensor
 from fusec.frontend.trace_convert import Converter
+from fusec.frontend.trace_functions import in_parts
 from fusec.frontend.trace_place import TracePlace, Where, is_library, raised_at, text_of
 from fusec.frontend.trace_record import Owner, Recorder, Tape, in_the_place_of
 from fusec.frontend.trace_result import Result, Results, graph_of
@@ -150,6 +151,7 @@ class _Trace:
             recorder = Recorder(self.tape, self.owner, knows, self._capture, code)
             standins = [standin for standin, _ in made]
             parameters = [t for _, t in self.variables if t.requires_grad]
+            stack.enter_context(in_parts())
             if parameters:
                 known = {id(t): self._capture(t, None, "") for t in parameters}
                 stack.enter_context(in_the_place_of(known))

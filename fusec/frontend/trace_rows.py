@@ -96,6 +96,8 @@ STAY: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(words("cumsum cumprod sort topk"), "it scans or sorts"),
     }
 )  # fmt: skip
+# New tensors that PyTorch detaches before the function sees them.
+MADE = words("empty empty_like zeros zeros_like ones ones_like full full_like arange scalar_tensor")
 ATTENTION = ("scaled_dot_product", "flash_attention", "efficient_attention")  # parts of names
 VALUES_NEEDED = words("_local_scalar_dense item is_nonzero equal allclose")
 VALUE_SHAPED = words(
