@@ -181,6 +181,23 @@ def test_picked_elements(name: str, order: int) -> None:
     check(PICKED[name], randn(7, 5), classes(), order=order)
 
 
+DIAGONALS: dict[str, Callable[[Tensor], Tensor]] = {
+    "of a softmax": lambda x: x.log_softmax(-1).diagonal(),
+    "above": lambda x: (x * x).diagonal(1),
+    "below": lambda x: x.exp().diagonal(-2) * 2,
+    "turned": lambda x: (x * x).diagonal(1, 1, 0),
+    "of three axes": lambda x: x.view(5, 7, 1).exp().diagonal(0, 2, 0),
+}
+
+
+@pytest.mark.parametrize("name", DIAGONALS)
+def test_diagonals(name: str) -> None:
+    function = DIAGONALS[name]
+    x = randn(5, 7)
+    torch.testing.assert_close(fusec.compile(function)(x), function(x), rtol=1e-12, atol=1e-12)
+    check(function, x, order=2 if name != "of three axes" else 1)
+
+
 def in_place_without_grad(x: Tensor) -> Tensor:
     y = x * 2
     with torch.no_grad():

@@ -97,6 +97,28 @@ def positions_along(convert: Converter, value: Traced, axis: int) -> Traced:
     return places
 
 
+@_for("diagonal")
+def _diagonal(convert: Converter, call: Call) -> Traced:
+    """Of each row, the element at its own position, and so many to the right."""
+    value = convert.tensor(call.arguments["self"])
+    rank = len(value.axes)
+    first, second = (int(call.arguments[k]) % rank for k in ("dim1", "dim2"))
+    shift, length = int(call.arguments["offset"]), call.result.shape[-1]
+    order = [*(k for k in range(rank) if k not in (first, second)), first, second]
+    value = permuted(convert.views, value, order)
+    start, count = max(0, -shift), convert.length(length)
+    lengths = (*value.lengths[:-2], count, value.lengths[-1])
+    if value.lengths != lengths:
+        rows = call.result.unsqueeze(-1)
+        value = part_of(convert, value, rank - 2, start, start + count, 1, rows)
+    places = convert.positions(count)
+    index = convert.pointwise("i + s", i=places, s=max(0, shift))
+    index = unsqueezed(index, 1)
+    for _ in range(rank - 2):
+        index = unsqueezed(index, 0)
+    return squeezed(taken(convert, value, index, rank - 1), [rank - 1])
+
+
 @_for("index.Tensor")
 def _index(convert: Converter, call: Call) -> Traced:
     """``x[arange(n), t]``: one element of each row."""

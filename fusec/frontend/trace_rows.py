@@ -40,7 +40,10 @@ _EXCEPTIONS = {
     "masked_fill": "where(mask, value, self)",
     "threshold": "where(self <= threshold, value, self)",
     "hardtanh": "hardtanh(self, min_val, max_val)",
-    "elu": "where(self > 0, scale * self, alpha * scale * expm1(input_scale * self))",
+    "elu": """gradient_as(
+        where(self <= 0, alpha * scale * expm1(input_scale * self), scale * self),
+        where(self < 0, alpha * scale * expm1(input_scale * self),
+              where(self == 0, alpha * scale * input_scale * self, scale * self)))""",
     "frac": "self - trunc(self)",
     "positive": "self",
     "sgn": "sign(self)",

@@ -90,6 +90,37 @@ def _log_sigmoid(convert: Converter, call: Call) -> Any:
     return convert.pointwise("logsigmoid(x)", x=convert.tensor(call.arguments["self"])), None
 
 
+@_for("binary_cross_entropy")
+def _binary_cross_entropy(convert: Converter, call: Call) -> Traced:
+    """Within 1e-12 of 0 and 1, PyTorch divides by 1e-12 in the gradient: there it is that of a
+    parabola. The gradient of the target is of logarithms without a bound.
+    """
+    arguments = call.arguments
+    x, t = convert.tensor(arguments["self"]), convert.tensor(arguments["target"])
+    fixed = {"x": replace(x, stopped=True), "t": replace(t, stopped=True)}
+    entropy = "-(t * clamp_min(log(x), -100) + (1 - t) * clamp_min(log1p(-x), -100))"
+    least = 9.999999960041972e-13  # what 1e-12 is in float32
+    edge = convert.pointwise("x * (1 - x) < least", x=x, least=least)
+    inside = convert.pointwise(entropy, x=convert.pointwise("where(e, 0.5, x)", e=edge, x=x), t=t)
+    of_target = convert.pointwise("-(t * log(x) + (1 - t) * log1p(-x))", x=fixed["x"], t=t)
+    outside = convert.pointwise(
+        "o + (x * x / 2 - t * x) / least", o=of_target, x=x, t=fixed["t"], least=least
+    )
+    loss = convert.pointwise(
+        "gradient_as(v, where(e, a, b))",
+        v=convert.pointwise(entropy, **fixed),
+        e=edge,
+        a=outside,
+        b=inside,
+    )
+    if arguments["weight"] is not None:
+        loss = convert.pointwise("l * w", l=loss, w=convert.tensor(arguments["weight"]))
+    if arguments["reduction"] == 0:
+        return loss
+    name = "mean" if arguments["reduction"] == 1 else "sum"
+    return convert.reduce(name, loss, range(len(loss.axes)), False)
+
+
 # -- rows -----------------------------------------------------------------------------------------
 
 

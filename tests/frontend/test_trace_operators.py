@@ -140,6 +140,11 @@ SPECIAL_CALLS: dict[str, Function] = {
     ),
     "native_batch_norm": lambda x, y: F.batch_norm(x, y[0], y[1] ** 2, y[2], y[3]),
     "gather": lambda x, y: x.gather(-1, x.argmax(-1, keepdim=True)) * y[:, :1],
+    "diagonal": lambda x, y: (x.diagonal() + 1, (x * y).diagonal(-1), x.exp().diagonal(2, 1, 0)),
+    "binary_cross_entropy": lambda x, y: [
+        F.binary_cross_entropy(x.sigmoid(), y.sigmoid(), x[0].exp(), reduction=reduction)
+        for reduction in ("none", "mean", "sum")
+    ],
     "index.Tensor": lambda x, y: x.log_softmax(-1)[torch.arange(x.shape[0]), y.argmax(-1)],
     "nll_loss_forward": lambda x, y: [
         F.cross_entropy(x, y.argmax(-1), reduction=reduction, ignore_index=2)
