@@ -106,10 +106,96 @@ def test_gradients_at_bounds_are_those_of_pytorch(name: str) -> None:
     check(BOUNDS[name], STEPS)
 
 
+TIES = torch.tensor(
+    [[1.0, 3.0, 3.0, 2.0], [5.0, 5.0, 1.0, 5.0], [0.0, 0.0, 0.0, 0.0]], dtype=torch.float64
+)
+EXTREMES: dict[str, Callable[..., Tensor]] = {
+    "max of a row": lambda x: x.max(-1).values,
+    "max of a column": lambda x: torch.max(x, 0)[0],
+    "min of a row": lambda x: x.min(1, keepdim=True).values * x,
+    "min of a column": lambda x: torch.min(x, dim=0).values,
+    "max of a transposed one": lambda x: x.t().max(0).values,
+    "max of an axis of length 1": lambda x: x[:, None].max(1).values,
+    "max of a computed value": lambda x: (x * x - 1).max(-1).values ** 2,
+    "less the max": lambda x: (x - x.max(-1, keepdim=True).values).exp().sum(-1),
+    "with its place": lambda x: x.max(-1).values * x.max(-1).indices,
+    "amax": lambda x: x.amax(-1) * 2,
+    "amin of all": lambda x: x.amin((0, 1)) * 2,
+    "max of all": lambda x: x.max() * 2,
+    "min of all": lambda x: x.min() * 2,
+    "maximum": lambda x: torch.max(x, x * 1),
+}
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("name", EXTREMES)
+def test_equal_elements_share_a_gradient_where_they_do_in_pytorch(name: str, order: int) -> None:
+    function = EXTREMES[name]
+    check(lambda x: function(x * x), TIES, order=order)
+
+
 @pytest.mark.parametrize("name", ["clamp", "clamp_min", "clamp_max"])
 def test_gradients_of_bounds_that_are_tensors(name: str) -> None:
     bounds = [STEPS.roll(1).where(STEPS > 0.5, STEPS), STEPS.roll(-1) + 0.5]
     check(lambda x, *b: getattr(torch, name)(x, *b), STEPS, *bounds[: 2 if name == "clamp" else 1])
+
+
+@pytest.mark.parametrize("order", [1, 2, 3, 1.5, 0.5, float("inf"), -float("inf")])
+def test_norms_of_rows_that_have_zeros(order: float) -> None:
+    x = TIES - 1
+    check(lambda x: torch.linalg.vector_norm(x, order, -1), x.where(x != 4, 0.0))
+
+
+def test_a_norm_that_counts_has_a_gradient_of_zeros() -> None:
+    x = TIES.clone().requires_grad_()
+    total = fusec.compile(lambda x: torch.linalg.vector_norm(x, 0, -1))(x)
+    assert total.tolist() == [4, 4, 0]
+    total.sum().backward()
+    assert x.grad is not None
+    assert not x.grad.any()
+
+
+def classes(seed: int = 3) -> Tensor:
+    return torch.randint(5, (7,), generator=torch.Generator().manual_seed(seed))
+
+
+PICKED: dict[str, Callable[..., Tensor]] = {
+    "one of each row": lambda x, t: (x * x).gather(1, t[:, None]),
+    "many of each row": lambda x, t: (x * x).gather(1, t.expand(7, 7)),
+    "many of each column": lambda x, t: torch.take_along_dim(x * x, t[:3, None], 0) * x[:3],
+    "of a softmax down the columns": lambda x, t: x.softmax(0).gather(1, t[:, None]),
+    "cross entropy with weights": lambda x, t: F.cross_entropy(x, t, x[0].detach().exp()),
+    "cross entropy with ignored classes": lambda x, t: F.cross_entropy(
+        x, t, x[0].detach().exp(), ignore_index=2, reduction="none"
+    ),
+    "cross entropy of a picture": lambda x, t: F.cross_entropy(
+        x.view(1, 5, 7), t[None], ignore_index=1
+    ),
+    "cross entropy of one row": lambda x, t: F.cross_entropy(x[0], t[0]),
+}
+
+
+@pytest.mark.parametrize("order", [1, 2])
+@pytest.mark.parametrize("name", PICKED)
+def test_picked_elements(name: str, order: int) -> None:
+    check(PICKED[name], randn(7, 5), classes(), order=order)
+
+
+DIAGONALS: dict[str, Callable[[Tensor], Tensor]] = {
+    "of a softmax": lambda x: x.log_softmax(-1).diagonal(),
+    "above": lambda x: (x * x).diagonal(1),
+    "below": lambda x: x.exp().diagonal(-2) * 2,
+    "turned": lambda x: (x * x).diagonal(1, 1, 0),
+    "of three axes": lambda x: x.view(5, 7, 1).exp().diagonal(0, 2, 0),
+}
+
+
+@pytest.mark.parametrize("name", DIAGONALS)
+def test_diagonals(name: str) -> None:
+    function = DIAGONALS[name]
+    x = randn(5, 7)
+    torch.testing.assert_close(fusec.compile(function)(x), function(x), rtol=1e-12, atol=1e-12)
+    check(function, x, order=2 if name != "of three axes" else 1)
 
 
 def in_place_without_grad(x: Tensor) -> Tensor:

@@ -36,6 +36,12 @@ class Gatherer:
         kept = (value.kept | (index.kept << shift if isinstance(index, Tensor) else 0)) & ~1
         return Tensor(result, value.priority, kept, (value.reduced | 1) & ~kept)
 
+    def at(self, node: Node, t: Node) -> Node:
+        """The elements of the last axis of ``node`` at ``t``, whose last axis has length 1; the
+        others broadcast. Raises UnsupportedError where it cannot be pushed down to inputs.
+        """
+        return self.place.note(self._push_down(node, t))
+
     def _index_node(self, value: Tensor, index: Literal | Tensor) -> tuple[Node, int]:
         """The positions with a last axis of length 1, and by how many axes that moved them."""
         if not isinstance(index, Tensor) or index.priority == 2:

@@ -20,6 +20,8 @@ from fusec.errors import FusecError, ShapeError, UnsupportedError
 from fusec.frontend.resolve import Resolved
 from fusec.frontend.resolve_values import Tensor
 from fusec.frontend.trace_convert import Converter
+from fusec.frontend.trace_functions import in_parts
+from fusec.frontend.trace_layout import Order
 from fusec.frontend.trace_place import TracePlace, Where, is_library, raised_at, text_of
 from fusec.frontend.trace_record import Owner, Recorder, Tape, in_the_place_of
 from fusec.frontend.trace_result import Result, Results, graph_of
@@ -38,7 +40,8 @@ _SHAPES = re.compile(
 class Leaf:
     """One tensor or number of a call. ``dtype`` and ``device`` are torch's; a number has neither.
 
-    ``shape`` holds lengths to trace with, none of them 0.
+    ``shape`` holds lengths to trace with, none of them 0; ``order`` is how it lies in memory, if
+    not row by row.
     """
 
     name: str
@@ -46,6 +49,7 @@ class Leaf:
     dtype: Any = None
     device: Any = None
     value: float = 0.0
+    order: Order | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,6 +154,7 @@ class _Trace:
             recorder = Recorder(self.tape, self.owner, knows, self._capture, code)
             standins = [standin for standin, _ in made]
             parameters = [t for _, t in self.variables if t.requires_grad]
+            stack.enter_context(in_parts())
             if parameters:
                 known = {id(t): self._capture(t, None, "") for t in parameters}
                 stack.enter_context(in_the_place_of(known))
@@ -199,7 +204,10 @@ class _Trace:
                 else self.env.create_symintnode(symbol, hint=length, source=_named_source(name))
             )
         device = "cpu" if leaf.device.type == "meta" else leaf.device
-        return torch.empty(sizes, dtype=leaf.dtype, device=device), tuple(symbols)
+        order = leaf.order or Order(tuple(range(len(sizes))))
+        strides = order.strides(sizes)
+        made = torch.empty_strided(sizes, strides, dtype=leaf.dtype, device=device)
+        return made, tuple(symbols)
 
     def _symbol(self, value: float, name: str) -> Any:
         from torch.fx.experimental.symbolic_shapes import DimDynamic
@@ -231,7 +239,8 @@ class _Trace:
                 "a tensor is read that is neither an argument nor a variable of the function",
                 "pass it as an argument; what hangs on an object could be replaced unseen",
             )
-        standin = torch.empty(tuple(tensor.shape), dtype=tensor.dtype, device=tensor.device)
+        shape, strides = tuple(tensor.shape), tuple(tensor.stride())
+        standin = torch.empty_strided(shape, strides, dtype=tensor.dtype, device=tensor.device)
         taken = {leaf.name for leaf in self.leaves} | {n for n, _, _ in self.captured}
         while name in taken:
             name += "_"

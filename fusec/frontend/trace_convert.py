@@ -59,7 +59,10 @@ class Converter:
             self.place.stand(call.where)
             self.site = Frame({}, site=call.where.span, internal=True)
             self.place.frame = self.site
-            self._keep(call, self._result(call))
+            try:
+                self._keep(call, self._result(call))
+            except UnsupportedError as error:
+                raise _of_the_user(call, error) from None
             self._name(call, tape)
 
     def _result(self, call: Call) -> Any:
@@ -173,6 +176,12 @@ class Converter:
         result = self.walker.evaluate(_parsed(text).result[0], self._frame(values))
         return self.builder.number_or_tensor(result)
 
+    def positions(self, length: Length) -> Traced:
+        """0, 1, 2 ... to ``length``."""
+        if length == 1:
+            return Traced(self.builder.tensor(Literal(0)).node, (None,), (1,))
+        return Traced(self.views.positions(length), (-1,), (length,))
+
     def _size(self, dim: Dim) -> Tensor:
         owner, _, axis = dim.name.rpartition(".")
         place = int(axis) - len(self.views.specs[owner].shape)
@@ -200,7 +209,10 @@ class Converter:
         }
         values.update({k: v for k, v in operands.items() if isinstance(v, Literal | Tensor)})
         values.update(zip(tensors, (m.operand() for m in moved), strict=True))
-        return Traced(self.evaluate(text, **values).node, axes, common_lengths(tensors.values()))
+        node = self.evaluate(text, **values).node
+        # Of what an operand only gives its type to, as in cast_like, the result has no axes.
+        axes = tuple(a if a is not None and -a <= len(node.shape) else None for a in axes)
+        return Traced(node, axes, common_lengths(tensors.values()))
 
     def elementwise(self, call: Call) -> Traced:
         """A row of the table, or an operator named as in fusec."""
@@ -262,6 +274,18 @@ class Converter:
         kept = [i for i in range(len(value.axes)) if keepdim or i not in dims]
         lengths = tuple(1 if i in dims else value.lengths[i] for i in kept)
         return Traced(result.node, tuple(value.axes[i] for i in kept), lengths)
+
+
+def _of_the_user(call: Call, error: UnsupportedError) -> UnsupportedError:
+    """``error``, named by the operator that the function calls where PyTorch took that apart."""
+    if call.origin is None:
+        return error
+    return UnsupportedError(
+        f"{call.origin} is made of what fusec cannot fuse: {error.message}",
+        source=error.diagnostic.source,
+        span=error.diagnostic.span,
+        hint="call it outside, between fused functions",
+    )
 
 
 _NAMELESS = ("input", "constant", "index", "size")

@@ -28,6 +28,7 @@ class Call:
     """One call of an operator: ``name`` of the operator, ``overload`` with its overload.
 
     ``tracked``: PyTorch would have written it down for gradients, as under ``no_grad`` it does not.
+    ``origin``: the operator of the function that was taken apart into this one, or None.
     """
 
     name: str
@@ -36,6 +37,7 @@ class Call:
     result: Any
     where: Where
     tracked: bool = True
+    origin: str | None = None
 
 
 @dataclass(slots=True)
@@ -61,6 +63,11 @@ class Owner:
             known.append(tensor)
         if argument is not None:
             self.inputs[storage] = argument
+
+    def forget(self, tensor: Any) -> None:
+        """``tensor`` cannot be reached by the function."""
+        storage = tensor.untyped_storage()._cdata
+        self.tensors[storage] = [t for t in self.tensors[storage] if t is not tensor]
 
     def argument(self, tensor: Any) -> str | None:
         """The argument whose memory a tensor is, or None."""
@@ -111,7 +118,15 @@ class Recorder:
 
         if func.namespace == "prim" or func._opname.startswith("sym_"):
             return func(*args, **kwargs)  # asks for a device or a length
+        if func._opname == "_assert_async":
+            return None  # of values, which a trace has not: a kernel raises nothing
         where = self._stand()
+        if func._opname in ("size", "stride") and func._overloadname == "default":
+            raise where.error(
+                UnsupportedError,
+                "PyTorch computes this from lengths as numbers, and those of a trace are symbols",
+                "call it outside, between fused functions",
+            )
         is_number = func._opname == "lift_fresh" and not isinstance(args[0], FakeTensor)
         if is_number and not args[0].dim():
             return self._literal(args[0], where)
@@ -159,19 +174,23 @@ class Recorder:
         # Some functions may write by their schema alone: batch norm, in training.
         mutates = func._schema.is_mutable and not self.knows(name, overload)
         if mutates:
-            _check_mutation(func, where, args, self.owner)
+            _check_mutation(func, where, args, self)
             name = overload = name.removesuffix("_")
         if func.namespace == "aten" and self.knows(name, overload):
             result = func(*args, **kwargs)
             if overload in ("div.Tensor", "div.Scalar"):
                 result = _quotient(result)
-            if name == "gather":
+            if name == "gather" and args[0].dim() and args[2].dim():
                 _compare_lengths(args[0].shape, args[2].shape)
-            self._keep(Call(name, overload, named(func, args, kwargs), result, where, tracked))
+            origin = _label(self.outer[0]) if self.outer else None
+            given = named(func, args, kwargs)
+            self._keep(Call(name, overload, given, result, where, tracked, origin))
             return result
         if func in self.outer:  # made of itself
             raise _unknown(self.outer[0], where)
         self.outer.append(func)
+        if func._schema.is_mutable and len(self.outer) > 1:
+            raise _unknown(self.outer[0], where)
         with mode:
             result = _decomposed(func, where, args, kwargs)
         if result is NotImplemented:
@@ -183,10 +202,20 @@ class Recorder:
         import torch
         from torch.utils._pytree import tree_leaves
 
+        if call.name == "detach" and self._is_handed_out(call):
+            self.owner.forget(call.arguments["self"])
         for leaf in tree_leaves(call.result):
             if isinstance(leaf, torch.Tensor):
                 self.owner.add(leaf)
         self.tape.calls.append(call)
+
+    def _is_handed_out(self, call: Call) -> bool:
+        """Whether a new tensor is detached by PyTorch itself: ``torch.zeros`` does so, since the
+        tape holds on to what it made, and gives the function the detached one alone.
+        """
+        last = self.tape.calls[-1] if self.tape.calls else None
+        made = last is not None and last.name in rows.MADE and last.where == call.where
+        return made and last is not None and last.result is call.arguments["self"]
 
 
 def in_the_place_of(standins: dict[int, Any]) -> Any:
@@ -294,10 +323,14 @@ def _refuse_own_gradient(where: Where) -> None:
         frame = frame.f_back
 
 
-def _check_mutation(func: Any, where: Where, args: Sequence[Any], owner: Owner) -> None:
+def _check_mutation(func: Any, where: Where, args: Sequence[Any], recorder: Recorder) -> None:
     """Only a tensor of the function's own, that no other name shares, may be written to."""
     written = args[0] if args and func._opname.endswith("_") else None
-    label = _label(func)
+    owner, label = recorder.owner, _label(func)
+    if recorder.outer and (written is None or owner.argument(written) is None):
+        if written is None or owner.is_shared(written):
+            raise _unknown(recorder.outer[0], where)
+        return
     if written is None:
         raise where.error(
             UnsupportedError, f"{label} writes to a tensor it is given", "return the result instead"
@@ -349,10 +382,12 @@ def _decomposed(func: Any, where: Where, args: Any, kwargs: Any) -> Any:
 def _unknown(func: Any, where: Where) -> Exception:
     """The error for the operator that the user called."""
     known = {*rows.SAME_NAMES, *rows.REDUCTIONS, *(k.partition(".")[0] for k in rows.EXPRESSIONS)}
+    why = rows.STAY.get(func._opname)
+    near = None if why is not None else did_you_mean(func._opname, known)
     return where.error(
         UnsupportedError,
-        f"{_label(func)} is not an operator that fusec can fuse",
-        did_you_mean(func._opname, known) or "call it outside, between fused functions",
+        f"{_label(func)} is not an operator that fusec can fuse{f': {why}' if why else ''}",
+        near or "call it outside, between fused functions",
         op=_label(func),
     )
 

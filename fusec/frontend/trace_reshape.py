@@ -63,7 +63,9 @@ def _unsqueeze(convert: Converter, call: Call) -> Traced:
 @_for("squeeze")
 def _squeeze(convert: Converter, call: Call) -> Traced:
     value = convert.tensor(call.arguments["self"])
-    wanted = dims(call.arguments.get("dim"), len(value.axes), "squeeze", convert)
+    named = call.arguments.get("dim")
+    none = isinstance(named, list | tuple) and not named  # for a reduction, that is every axis
+    wanted = [] if none else dims(named, len(value.axes), "squeeze", convert)
     return squeezed(value, [i for i in wanted if value.lengths[i] == 1])
 
 

@@ -13,6 +13,7 @@ from typing import Any
 from fusec.errors import UnsupportedError
 from fusec.frontend.resolve import Resolved
 from fusec.frontend.trace_convert import Converter
+from fusec.frontend.trace_layout import axes_in_memory
 from fusec.frontend.trace_place import TracePlace
 from fusec.frontend.trace_record import Owner, Tape
 from fusec.frontend.trace_values import Traced
@@ -65,7 +66,7 @@ class Results:
             view = self.convert.views.views[value.node.name]
             return Result(argument=view.argument, steps=_alias_steps(view, value))
         name = self._name(tensor)
-        self.outputs.append(Output(name, value.value, value.hidden))
+        self.outputs.append(Output(name, value.value, value.hidden, _order(tensor, value)))
         return Result(output=len(self.outputs) - 1, steps=_steps_behind(value))
 
     def _returned(self, tensor: Any) -> int:
@@ -87,6 +88,15 @@ class Results:
         while name in taken:
             name, serial = f"{wanted}_{serial}", serial + 1
         return name
+
+
+def _order(tensor: Any, value: Traced) -> tuple[int, ...] | None:
+    """How PyTorch lays out the kernel's result: row by row if it is reshaped or spread then."""
+    present = [k for k, a in enumerate(value.axes) if a is not None]
+    expanded = any(value.is_expanded(k) for k in range(len(value.axes)))
+    if value.after or expanded:
+        return tuple(range(len(present)))
+    return axes_in_memory(tensor, present)
 
 
 def _steps_behind(value: Traced) -> tuple[Step, ...]:

@@ -40,7 +40,10 @@ _EXCEPTIONS = {
     "masked_fill": "where(mask, value, self)",
     "threshold": "where(self <= threshold, value, self)",
     "hardtanh": "hardtanh(self, min_val, max_val)",
-    "elu": "where(self > 0, scale * self, alpha * scale * expm1(input_scale * self))",
+    "elu": """gradient_as(
+        where(self <= 0, alpha * scale * expm1(input_scale * self), scale * self),
+        where(self < 0, alpha * scale * expm1(input_scale * self),
+              where(self == 0, alpha * scale * input_scale * self, scale * self)))""",
     "frac": "self - trunc(self)",
     "positive": "self",
     "sgn": "sign(self)",
@@ -96,6 +99,8 @@ STAY: Mapping[str, str] = MappingProxyType(
         **dict.fromkeys(words("cumsum cumprod sort topk"), "it scans or sorts"),
     }
 )  # fmt: skip
+# New tensors that PyTorch detaches before the function sees them.
+MADE = words("empty empty_like zeros zeros_like ones ones_like full full_like arange scalar_tensor")
 ATTENTION = ("scaled_dot_product", "flash_attention", "efficient_attention")  # parts of names
 VALUES_NEEDED = words("_local_scalar_dense item is_nonzero equal allclose")
 VALUE_SHAPED = words(

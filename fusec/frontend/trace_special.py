@@ -1,4 +1,4 @@
-"""Operators that are more than an expression: creation, softmaxes, norms, gathers.
+"""Operators that are more than an expression: activations with options, softmaxes, norms.
 
 Each function takes the converter and a call, and gives the value of the result, or a tuple. May
 import ``fusec.errors``, ``fusec.ir`` and, of the frontend, ``resolve_values`` and the ``trace_*``
@@ -13,21 +13,15 @@ from types import MappingProxyType
 from typing import Any
 
 from fusec.frontend import trace_rows as rows
-from fusec.frontend.resolve_values import Axes, Literal, Tensor
+from fusec.frontend.resolve_values import Axes
 from fusec.frontend.trace_convert import Converter, Special, correction_of, dims
+from fusec.frontend.trace_creation import CREATIONS
+from fusec.frontend.trace_gathers import GATHERS, positions_along
 from fusec.frontend.trace_record import Call
-from fusec.frontend.trace_reshape import VIEWS, part_of
-from fusec.frontend.trace_values import (
-    Traced,
-    aligned,
-    common_lengths,
-    squeezed,
-    unsqueezed,
-)
-from fusec.ir.dtypes import I64
-from fusec.ir.node import Dim, TensorType, make
+from fusec.frontend.trace_reshape import VIEWS
+from fusec.frontend.trace_values import Traced, squeezed, unsqueezed
 
-_TABLE: dict[str, Special] = dict(VIEWS)
+_TABLE: dict[str, Special] = {**VIEWS, **CREATIONS, **GATHERS}
 
 
 def _for(*names: str) -> Callable[[Special], Special]:
@@ -41,43 +35,6 @@ def _for(*names: str) -> Callable[[Special], Special]:
 def _axis(call: Call, value: Traced, name: str = "dim") -> int:
     rank = max(len(value.axes), 1)
     return int(call.arguments[name]) % rank
-
-
-# -- creation -------------------------------------------------------------------------------------
-
-
-@_for("scalar_tensor", "full", "full_like", "new_full", "zeros", "zeros_like", "new_zeros", "ones",
-      "ones_like", "new_ones", "empty", "empty_like", "new_empty")  # fmt: skip
-def _constant(convert: Converter, call: Call) -> Traced:
-    arguments = call.arguments
-    value = arguments.get("fill_value", arguments.get("s", 1 if "ones" in call.name else 0))
-    number = convert.number(value)
-    node = convert.builder.cast(number, convert.dtype(call.result.dtype)).node
-    rank = len(call.result.shape)
-    return Traced(node, (None,) * rank, tuple(map(convert.length, call.result.shape)))
-
-
-@_for("arange", "arange.start", "arange.start_step")
-def _arange(convert: Converter, call: Call) -> Traced:
-    length = convert.length(call.result.shape[0])
-    dim = convert.views.dims.get(length)
-    if dim is None and length != 1:
-        raise convert.unsupported(
-            f"arange makes {length} positions, and no argument has an axis of that length",
-            "pass the positions as an argument",
-        )
-    start, step = call.arguments.get("start", 0), call.arguments.get("step", 1)
-    if dim is None:
-        index = convert.builder.tensor(Literal(0))
-    else:
-        index = Tensor(make("index", (), TensorType(I64, (dim,)), axis=-1, dim=dim.name))
-    dtype = convert.dtype(call.result.dtype)
-    if dtype.is_float or start != 0 or step != 1:
-        index = convert.evaluate(
-            "start + step * i", i=index, start=convert.number(start), step=convert.number(step)
-        )
-    node = convert.builder.cast(Tensor(index.node), dtype).node
-    return Traced(node, (-1 if dim is not None else None,), (length,))
 
 
 # -- activations with options ---------------------------------------------------------------------
@@ -112,6 +69,14 @@ def _rounded_quotient(convert: Converter, call: Call) -> Traced:
     return convert.pointwise("trunc(a / b)" if floats else "(a - fmod(a, b)) // b", a=a, b=b)
 
 
+@_for("round.decimals")
+def _rounded(convert: Converter, call: Call) -> Traced:
+    decimals = call.arguments["decimals"]
+    text = "round(x * s) / s" if decimals >= 0 else "round(x / s) * s"
+    x = convert.tensor(call.arguments["self"])
+    return convert.pointwise(text, x=x, s=float(10 ** abs(decimals)))
+
+
 @_for("logit")
 def _logit(convert: Converter, call: Call) -> Traced:
     x, eps = convert.tensor(call.arguments["self"]), call.arguments["eps"]
@@ -123,6 +88,37 @@ def _logit(convert: Converter, call: Call) -> Traced:
 @_for("log_sigmoid_forward")
 def _log_sigmoid(convert: Converter, call: Call) -> Any:
     return convert.pointwise("logsigmoid(x)", x=convert.tensor(call.arguments["self"])), None
+
+
+@_for("binary_cross_entropy")
+def _binary_cross_entropy(convert: Converter, call: Call) -> Traced:
+    """Within 1e-12 of 0 and 1, PyTorch divides by 1e-12 in the gradient: there it is that of a
+    parabola. The gradient of the target is of logarithms without a bound.
+    """
+    arguments = call.arguments
+    x, t = convert.tensor(arguments["self"]), convert.tensor(arguments["target"])
+    fixed = {"x": replace(x, stopped=True), "t": replace(t, stopped=True)}
+    entropy = "-(t * clamp_min(log(x), -100) + (1 - t) * clamp_min(log1p(-x), -100))"
+    least = 9.999999960041972e-13  # what 1e-12 is in float32
+    edge = convert.pointwise("x * (1 - x) < least", x=x, least=least)
+    inside = convert.pointwise(entropy, x=convert.pointwise("where(e, 0.5, x)", e=edge, x=x), t=t)
+    of_target = convert.pointwise("-(t * log(x) + (1 - t) * log1p(-x))", x=fixed["x"], t=t)
+    outside = convert.pointwise(
+        "o + (x * x / 2 - t * x) / least", o=of_target, x=x, t=fixed["t"], least=least
+    )
+    loss = convert.pointwise(
+        "gradient_as(v, where(e, a, b))",
+        v=convert.pointwise(entropy, **fixed),
+        e=edge,
+        a=outside,
+        b=inside,
+    )
+    if arguments["weight"] is not None:
+        loss = convert.pointwise("l * w", l=loss, w=convert.tensor(arguments["weight"]))
+    if arguments["reduction"] == 0:
+        return loss
+    name = "mean" if arguments["reduction"] == 1 else "sum"
+    return convert.reduce(name, loss, range(len(loss.axes)), False)
 
 
 # -- rows -----------------------------------------------------------------------------------------
@@ -152,7 +148,15 @@ def _extreme(convert: Converter, call: Call) -> Any:
     wanted = dims(call.arguments["dim"], len(value.axes), call.name, convert)
     keepdim = call.arguments["keepdim"]
     functions = (call.name, f"arg{call.name}")
-    return tuple(convert.reduce(f, value, wanted, keepdim) for f in functions)
+    largest, place = (convert.reduce(f, value, wanted, True) for f in functions)
+    if value.axes and value.node.dtype.is_float:  # the gradient goes to that one element
+        chosen = convert.pointwise(
+            "where(i == p, x, 0)", i=positions_along(convert, value, wanted[0]), p=place, x=value
+        )
+        one = convert.reduce("sum", chosen, wanted, True)
+        largest = convert.pointwise("gradient_as(a, b)", a=largest, b=one)
+    found = (largest, place)
+    return found if keepdim else tuple(squeezed(v, wanted) for v in found)
 
 
 @_for("max.default", "min.default")
@@ -182,11 +186,22 @@ def _norm(convert: Converter, call: Call) -> Traced:
         )
     wanted = dims(call.arguments["dim"], len(value.axes), call.name, convert)
     keepdim = call.arguments["keepdim"]
-    if order not in (1, 2, float("inf")):
+    if order in (1, 2, float("inf")):
+        return convert.reduce("norm", value, wanted, keepdim, p=order)
+    if order == -float("inf"):
+        return convert.reduce("min", convert.pointwise("abs(x)", x=value), wanted, keepdim)
+    if order == 0:
+        ones = convert.pointwise("where(x == 0, x - x, 1)", x=value)  # with a gradient, of zeros
+        return convert.reduce("sum", ones, wanted, keepdim)
+    if order < 0:
         raise convert.unsupported(
             f"a norm of order {order}", "write it out: x.abs().pow(p).sum(dim).pow(1 / p)"
         )
-    return convert.reduce("norm", value, wanted, keepdim, p=order)
+    # As in PyTorch, no gradient goes to a zero, where the power has none or an infinite one.
+    root = "where(x == 0, 0, where(x == 0, 1, x) ^ p)"
+    powers = convert.pointwise(root, x=convert.pointwise("abs(x)", x=value), p=order)
+    total = convert.reduce("sum", powers, wanted, keepdim)
+    return convert.pointwise(root, x=total, p=1 / order)
 
 
 @_for("native_layer_norm")
@@ -240,113 +255,6 @@ def _scaled(
             operands[name] = convert.tensor(arguments[name])
             text = f"{text} {symbol} {name}"
     return convert.pointwise(text, **operands)
-
-
-# -- gathers --------------------------------------------------------------------------------------
-
-
-@_for("gather")
-def _gather(convert: Converter, call: Call) -> Traced:
-    value, index = (convert.tensor(call.arguments[k]) for k in ("self", "index"))
-    axis = _axis(call, value)
-    if index.lengths[axis] != 1:
-        raise convert.unsupported("gather of more than one element from each row", "one at a time")
-    for k, length in enumerate(index.lengths):
-        if k != axis and length != value.lengths[k]:  # positions for the first rows alone
-            value = part_of(convert, value, k, 0, length, 1, call.arguments["index"])
-    return _taken(convert, value, index, axis)
-
-
-def _taken(convert: Converter, value: Traced, index: Traced, axis: int) -> Traced:
-    """``value[..., index]`` along its last axis; ``index`` has that axis with length 1."""
-    (x, t), axes = aligned(convert.views, [value, index])
-    if axes[axis] != -1 or value.is_expanded(axis):
-        raise convert.unsupported("gather along an axis that is not the last", "transpose before")
-    positions = t.node
-    if len(positions.shape) < len(x.node.shape) and not positions.shape:
-        raise convert.unsupported("gather with one position for all", "use indexing")
-    gathered = convert.walker.gatherer.gather(x.operand(), _positions(convert, positions, x))
-    return Traced(
-        gathered.node,
-        axes,
-        common_lengths([replace(value, lengths=(*value.lengths[:-1], 1)), index]),
-    )
-
-
-def _positions(convert: Converter, positions: Any, x: Traced) -> Tensor:
-    """Positions with as many axes as what they pick from."""
-    if len(positions.shape) == len(x.node.shape):
-        return Tensor(positions)
-    raise convert.unsupported("gather with positions of another rank", "expand the positions")
-
-
-@_for("index.Tensor")
-def _index(convert: Converter, call: Call) -> Traced:
-    """``x[arange(n), t]``: one element of each row."""
-    value = convert.tensor(call.arguments["self"])
-    indices = [None if i is None else convert.tensor(i) for i in call.arguments["indices"]]
-    rank = len(value.axes)
-    plain = len(indices) == rank and all(
-        i is not None and i.node.op.name == "index" and i.lengths == (value.lengths[k],)
-        for k, i in enumerate(indices[:-1])
-    )
-    last = indices[-1]
-    if not plain or rank != 2 or last is None or last.lengths != value.lengths[:1]:
-        raise convert.unsupported(
-            "indexing with tensors, other than x[arange(n), t]", "use torch.gather(x, -1, t)"
-        )
-    return squeezed(_taken(convert, value, unsqueezed(last, 1), 1), [1])
-
-
-@_for("nll_loss_forward")
-def _nll_loss(convert: Converter, call: Call) -> Any:
-    arguments = call.arguments
-    value, target = convert.tensor(arguments["self"]), convert.tensor(arguments["target"])
-    if arguments["weight"] is not None or len(value.axes) != 2:
-        raise convert.unsupported("this loss takes class weights", "multiply by weight[target]")
-    taken = squeezed(_taken(convert, value, unsqueezed(target, 1), 1), [1])
-    ignored = arguments["ignore_index"]
-    loss = convert.pointwise("where(t == k, 0, -x)", t=target, k=ignored, x=taken)
-    counted = convert.pointwise("cast_like(t != k, x)", t=target, k=ignored, x=loss)
-    if arguments["reduction"] == 0:
-        zero = convert.builder.cast(convert.number(0.0), convert.dtype(call.result[1].dtype)).node
-        return loss, Traced(zero, (), ())
-    total = convert.reduce("sum", loss, [0], False)
-    count = convert.reduce("sum", counted, [0], False)
-    if arguments["reduction"] == 2:
-        return total, count
-    return convert.pointwise("a / b", a=total, b=count), count
-
-
-@_for("nll_loss_backward")
-def _nll_loss_backward(convert: Converter, call: Call) -> Traced:
-    arguments = call.arguments
-    value = convert.tensor(arguments["self"])
-    if arguments["weight"] is not None or len(value.axes) != 2:
-        raise convert.unsupported("this loss takes class weights", "multiply by weight[target]")
-    classes = _positions_along(convert, value, 1)
-    target = unsqueezed(convert.tensor(arguments["target"]), 1)
-    given, mean = convert.tensor(arguments["grad_output"]), arguments["reduction"] == 1
-    given = unsqueezed(given, 1) if given.axes else given
-    text = (
-        "where((i == t) and (t != k), -(g / n), 0)"
-        if mean
-        else ("where((i == t) and (t != k), -g, 0)")
-    )
-    counted = {"n": convert.tensor(arguments["total_weight"])} if mean else {}
-    return convert.pointwise(
-        text, i=classes, t=target, k=arguments["ignore_index"], g=given, **counted
-    )
-
-
-def _positions_along(convert: Converter, value: Traced, axis: int) -> Traced:
-    """0, 1, 2 ... along an axis, as long as that of ``value``."""
-    own = value.axes[axis]
-    extent = 1 if own is None else value.node.shape[own]
-    if not isinstance(extent, Dim):
-        raise convert.unsupported("positions along an axis of equal elements", "expand afterwards")
-    node = make("index", (), TensorType(I64, (extent,)), axis=-1, dim=extent.name)
-    return Traced(node, (-1,), (value.lengths[axis],))
 
 
 SPECIAL: Mapping[str, Special] = MappingProxyType(_TABLE)

@@ -29,8 +29,8 @@ Axes: TypeAlias = "tuple[int | None, ...]"
 @dataclass(frozen=True, slots=True)
 class Step:
     """One view: ``arrange`` (old negative axes in their new order, None for a new axis of length
-    1), ``slice`` (axis, start, end, step), ``reshape``, ``view`` or ``expand`` (lengths), or
-    ``detach``, which is one of a result only.
+    1), ``slice`` (axis, start, end, step), ``reshape``, ``view`` or ``expand`` (lengths),
+    ``detach``, which is one of a result only, or ``count`` (a length): 0, 1, 2 ... in its place.
     """
 
     kind: str
@@ -91,6 +91,22 @@ class Views:
         while name in self.views:
             name, serial = f"{base}_view{serial}", serial + 1
         return self.add(View(name, view.argument, (*view.steps, step), lengths), node.dtype)
+
+    def positions(self, length: Length) -> Node:
+        """0, 1, 2 ... to ``length``: along an axis that is as long, or an input of its own."""
+        dim = self.dims.get(length)
+        if dim is None:
+            return self._counted(length)
+        return make("index", (), TensorType(I64, (dim,)), axis=-1, dim=dim.name)
+
+    def _counted(self, length: Length) -> Node:
+        """An input that is made for each call; ``argument`` only says on which device."""
+        tensor = next(v for n, v in self.views.items() if not self.specs[n].scalar)
+        steps = (Step("count", (length,)),)
+        name, serial = "positions", 1
+        while name in self.views and self.views[name].steps != steps:
+            name, serial = f"positions{serial}", serial + 1
+        return self.add(View(name, tensor.argument, steps, (length,)), I64)
 
     # -- pushing down -----------------------------------------------------------------------------
 
@@ -222,10 +238,15 @@ class Views:
         type = TensorType(node.dtype, (*source.shape, *([1] * trailing)))
         return make("input", (), type, name=source.name, scalar=False, unsqueezed=trailing)
 
-    def _cut_index(self, node: Node, start: Length, _: Length, step: int, length: Length) -> Node:
+    def _cut_index(self, node: Node, start: Length, end: Length, step: int, length: Length) -> Node:
         dim = self.dims.get(self.canonical(length))
         if dim is None or not isinstance(start, int):
-            raise self._no_view("positions")
+            whole = next(n for n, d in self.dims.items() if d == node.shape[0])
+            counted = self._counted(whole)
+            ones = len(node.shape) - 1
+            type = TensorType(I64, (*counted.shape, *([1] * ones)))
+            counted = make("input", (), type, name=counted.name, scalar=False, unsqueezed=ones)
+            return self._input_under(counted, "slice", (-1 - ones, start, end, step, length))
         shape: Shape = (dim, *node.shape[1:])
         type = TensorType(I64, shape)
         axis = node.integer("axis")

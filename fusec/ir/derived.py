@@ -75,6 +75,9 @@ def _number(text: str) -> int | float:
 
 _AXIS = "x, *, axis=-1"
 _SPREAD = "x, *, axis=-1, correction=1"  # var and std: the divisor is n - correction
+# As in PyTorch, NaN passes a gradient as what is above does, and a 0 has no second derivative.
+_KINK = """gradient_as(
+    where(x <= 0, {below}, {above}), where(x < 0, {below}, where(x == 0, {at}, {above})))"""
 
 _ROWS: tuple[Derived, ...] = (
     # Activations.
@@ -94,11 +97,12 @@ _ROWS: tuple[Derived, ...] = (
     Derived("leaky_relu", "x, slope=0.01", "x where positive, else slope times x",
             "where(x > 0, x, x * slope)", "F.leaky_relu"),
     Derived("elu", "x, alpha=1", "x where positive, else alpha (exp(x) - 1)",
-            "where(x > 0, x, alpha * expm1(x))", "F.elu"),
+            _KINK.format(below="alpha * expm1(x)", at="alpha * x", above="x"), "F.elu"),
     Derived("selu", "x", "self-normalising elu",
-            "1.0507009873554805 * where(x > 0, x, 1.6732632423543772 * expm1(x))", "F.selu"),
+            _KINK.format(below="1.7580993408473766 * expm1(x)", at="1.7580993408473766 * x",
+                         above="1.0507009873554805 * x"), "F.selu"),
     Derived("celu", "x, alpha=1", "x where positive, else alpha (exp(x / alpha) - 1)",
-            "where(x > 0, x, alpha * expm1(x / alpha))", "F.celu"),
+            _KINK.format(below="alpha * expm1(x / alpha)", at="x", above="x"), "F.celu"),
     Derived("softplus", "x", "log(1 + exp(x)); x itself above 20",
             "where(x > 20, x, log1p(exp(x)))", "F.softplus"),
     Derived("softplus", "x, beta, threshold=20", "softplus that is sharper by beta",
@@ -108,18 +112,28 @@ _ROWS: tuple[Derived, ...] = (
     Derived("hardtanh", "x, lo=-1, hi=1", "x within lo and hi", """
         gradient_as(clamp(x, lo, hi), where(x <= lo, lo, where(x >= hi, hi, x)))""", "F.hardtanh"),
     Derived("hardsigmoid", "x", "sigmoid in straight lines",
-            "hardtanh(x + 3, 0, 6) / 6", "F.hardsigmoid", widens=True),
+            """gradient_as(
+                hardtanh(x + 3, 0, 6) / 6, where(x > -3 and x < 3, x / 6, 0))""",
+            "F.hardsigmoid", widens=True),
     Derived("hardswish", "x", "silu in straight lines",
-            "x * hardtanh(x + 3, 0, 6) / 6", "F.hardswish", widens=True),
+            """gradient_as(
+                x * hardtanh(x + 3, 0, 6) / 6,
+                where(x <= -3, 0, where(x < 3, x * x / 6 + x / 2, x)))""",
+            "F.hardswish", widens=True),
     Derived("softsign", "x", "x / (1 + abs(x))", "x / (1 + abs(x))", "F.softsign"),
     Derived("tanhshrink", "x", "x - tanh(x)", "x - tanh(x)", "F.tanhshrink"),
     # x * 0 and not 0 within the limits: NaN stays NaN.
     Derived("softshrink", "x, lambd=0.5", "x moved towards 0 by lambd",
-            "where(x > lambd, x - lambd, where(x < -lambd, x + lambd, x * 0))", "F.softshrink"),
+            "where(x >= -lambd and x <= lambd, x * 0, where(x > 0, x - lambd, x + lambd))",
+            "F.softshrink"),
     Derived("hardshrink", "x, lambd=0.5", "x, but 0 within lambd of 0",
             "where(x >= -lambd and x <= lambd, cast_like(0, x), x)", "F.hardshrink"),
     Derived("logsigmoid", "x", "logarithm of sigmoid",
-            "minimum(x, 0) - log1p(exp(-abs(x)))", "F.logsigmoid", widens=True),
+            # abs has no second derivative at 0, and log1p(exp(-x)) none below -88.
+            """gradient_as(
+                minimum(x, 0) - log1p(exp(-abs(x))),
+                where(x < -40, x, -log1p(exp(-where(x < -40, 0, x)))))""",
+            "F.logsigmoid", widens=True),
     Derived("logit", "x", "inverse of sigmoid", "log(x / (1 - x))", "logit", widens=True),
     Derived("swiglu", "a, b", "silu(a) b", "silu(a) * b"),
     Derived("geglu", "a, b", "gelu(a) b", "gelu(a) * b"),

@@ -34,11 +34,15 @@ class InputSpec:
 class Output:
     """One result: ``squeeze`` lists the negative axes (length 1, reduced away) that the caller does
     not see.
+
+    ``order`` lists the axes that the caller sees as they are to lie in memory, outermost first;
+    None leaves that to whoever launches.
     """
 
     name: str
     node: Node
     squeeze: tuple[int, ...] = ()
+    order: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,8 @@ def print_graph(graph: Graph) -> str:
         lines.append(f"{line} : {_type(node.type)}{comment}")
     for output in graph.outputs:
         squeeze = f", squeeze={output.squeeze!r}" if output.squeeze else ""
-        lines.append(f"return {_name(output.name)} = %{numbers[output.node]}{squeeze}")
+        order = f", order={output.order!r}" if output.order is not None else ""
+        lines.append(f"return {_name(output.name)} = %{numbers[output.node]}{squeeze}{order}")
     return "\n".join(lines) + "\n"
 
 
@@ -255,15 +256,15 @@ def _output(reader: _Reader) -> None:
     name = reader.name()
     reader.take("=")
     node = reader.node()
-    squeeze: tuple[int, ...] = ()
-    if reader.skip(","):
+    axes: dict[str, tuple[int, ...]] = {}
+    while reader.skip(","):
         key = reader.take("word")
-        if key.text != "squeeze":
-            reader.fail("expected squeeze=(...)", key)
+        if key.text not in ("squeeze", "order") or key.text in axes:
+            reader.fail("expected squeeze=(...) or order=(...)", key)
         reader.take("=")
         reader.take("(")
-        squeeze = tuple(reader.items(reader.integer, ")"))
-    reader.outputs.append(Output(name, node, squeeze))
+        axes[key.text] = tuple(reader.items(reader.integer, ")"))
+    reader.outputs.append(Output(name, node, axes.get("squeeze", ()), axes.get("order")))
 
 
 def _definition(reader: _Reader, target: _Token) -> None:

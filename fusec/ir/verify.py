@@ -35,6 +35,9 @@ def verify(graph: Graph) -> None:
         bad = [a for a in output.squeeze if not -len(shape) <= a < 0 or shape[a] != 1]
         if bad or list(output.squeeze) != sorted(set(output.squeeze)):
             raise InternalError(f"output {output.name} {shape} cannot drop {output.squeeze}")
+        seen = range(len(shape) - len(output.squeeze))
+        if output.order is not None and sorted(output.order) != list(seen):
+            raise InternalError(f"output {output.name} {shape} cannot lie as {output.order}")
 
 
 def _problems(node: Node, specs: dict[str, InputSpec]) -> Iterator[str]:

@@ -80,11 +80,21 @@ def differentiable(graph: Graph, wrt: Iterable[str]) -> set[Node]:
     return _behind(graph, wrt, lambda node: node.op.derivative is not None)
 
 
-def requiring_grad(graph: Graph, wrt: Iterable[str]) -> set[Node]:
+def requiring_grad(graph: Graph, wrt: Iterable[str], steps: bool = False) -> set[Node]:
     """The nodes that require grad in PyTorch if the inputs ``wrt`` do: steps are among them, whose
     gradient is 0, but not what is detached or computed from conditions and integers.
+
+    ``steps``: what is computed from conditions is among them too.
     """
-    return _behind(graph, wrt, lambda node: True)
+    if not steps:
+        return _behind(graph, wrt, lambda node: True)
+    names = frozenset(wrt)
+    found: set[Node] = set()
+    for node in graph.nodes():
+        own = node.op.name == "input" and node.name in names
+        if own or any(a in found for a in _moved_by(node)):
+            found.add(node)
+    return {node for node in found if node.dtype.is_float}
 
 
 def _behind(graph: Graph, wrt: Iterable[str], passes: Callable[[Node], bool]) -> set[Node]:

@@ -43,11 +43,18 @@ class Gradient:
 
 
 class Differentiable:
-    """A resolved graph and the programs that are made of it. Thread-safe."""
+    """A resolved graph and the programs that are made of it. Thread-safe.
 
-    def __init__(self, formula: Formula, graph: Graph, name: str | None = None) -> None:
+    ``steps``: what depends on an input by conditions alone has a gradient, of 0: PyTorch's own
+    gradients are like that, of ``relu`` say, where the function itself has none.
+    """
+
+    def __init__(
+        self, formula: Formula, graph: Graph, name: str | None = None, steps: bool = False
+    ) -> None:
         self.formula = formula.derived(name or formula.name, [spec.name for spec in graph.inputs])
         self.graph = graph
+        self.steps = steps
         self._made: dict[object, Specialization | Training] = {}
 
     @property
@@ -70,8 +77,8 @@ class Differentiable:
         return made
 
 
-def _is_reached(graph: Graph, name: str) -> bool:
-    requiring = requiring_grad(graph, [name])
+def _is_reached(graph: Graph, name: str, steps: bool) -> bool:
+    requiring = requiring_grad(graph, [name], steps)
     return any(o.node in requiring for o in graph.outputs)
 
 
@@ -89,10 +96,10 @@ class Training:
         self.forward = of_graph(formula, origin.specs, self._kept.forward)
         moved = differentiable(self._kept.traced, names)
         self.smooth = tuple(o.node in moved for o in self._kept.traced.outputs)
-        requiring = requiring_grad(self._kept.traced, names)
+        requiring = requiring_grad(self._kept.traced, names, origin.steps)
         self.requiring = tuple(o.node in requiring for o in self._kept.traced.outputs)
         # An input that no result depends on has no gradient; behind a step it has a 0.
-        self.reached = frozenset(n for n in names if _is_reached(graph, n))
+        self.reached = frozenset(n for n in names if _is_reached(graph, n, origin.steps))
         start = starting_from(without_twins(whole), self.crossing)
         self.read = frozenset(spec.name for spec in start.inputs)
         self._gradients: dict[object, Gradient] = {}
@@ -125,7 +132,7 @@ class Training:
         if computed:
             graph = self._start(replace(backward.graph, outputs=tuple(computed)), backward.given)
             name = f"{self.formula.name.removesuffix('kernel')}grad_kernel"
-            code = Differentiable(self.formula, graph, name)
+            code = Differentiable(self.formula, graph, name, steps=True)
         return Gradient(code, backward.given, tuple(map(tuple, parts)))
 
     def _start(self, backward: Graph, given: tuple[tuple[str, int], ...]) -> Graph:

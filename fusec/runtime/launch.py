@@ -160,19 +160,28 @@ def output_plan(
 ) -> BufferPlan:
     """Shape and strides of an output; lengths and strides may be symbols of PyTorch.
 
-    An elementwise one keeps a dense permuted layout of its first full-size input.
+    Without an order of its own, an elementwise one keeps a dense permuted layout of its first
+    full-size input.
     """
     output = special.outputs[position]
     full = concrete(output.node.shape, sizes)
     rank = len(full)
     shape = tuple(n for k, n in enumerate(full) if k - rank not in output.squeeze)
     strides = contiguous(shape)
+    if output.order is not None:
+        return _buffer(shape, _ordered(shape, output.order), output.node.dtype)
     region = next(r for r, _ in special.regions if any(x.output is output for x in r.roots))
     if not region.axes and not output.squeeze:
         like = next((a for a in arguments if not a.scalar and a.shape == full and rank), None)
         if like is not None and _is_dense(like):
             strides = like.strides
     return _buffer(shape, strides, output.node.dtype)
+
+
+def _ordered(shape: Sequence[int], order: Sequence[int]) -> tuple[int, ...]:
+    """Strides of a dense tensor whose axes lie in this order, outermost first."""
+    strides = dict(zip(order, contiguous(tuple(shape[k] for k in order)), strict=True))
+    return tuple(strides[k] for k in range(len(shape)))
 
 
 def _is_dense(argument: Argument) -> bool:
@@ -208,4 +217,16 @@ def evaluate_reference(special: Specialization, values: Sequence[Any]) -> list[t
 
     arrays = dict(zip(special.formula.inputs, values, strict=True))
     results: list[torch.Tensor] = evaluate(special.plan.graph, arrays, torch)
-    return results
+    return [_lying(r, o.order) for r, o in zip(results, special.outputs, strict=True)]
+
+
+def _lying(result: torch.Tensor, order: Sequence[int] | None) -> torch.Tensor:
+    """The same numbers with the axes in this order in memory."""
+    import torch
+
+    strides = result.stride() if order is None else _ordered(result.shape, order)
+    if result.stride() == strides:
+        return result
+    return torch.empty_strided(
+        result.shape, strides, dtype=result.dtype, device=result.device
+    ).copy_(result)

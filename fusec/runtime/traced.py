@@ -217,8 +217,9 @@ class TracedFunction:
         found: list[Any] = [nesting(structure)]
         for leaf in leaves:
             try:
-                found.append((leaf.dtype, leaf.shape, leaf.is_cuda))
-            except AttributeError:
+                lies = leaf.is_contiguous() or leaf.stride()
+                found.append((leaf.dtype, leaf.shape, leaf.is_cuda, lies))
+            except (AttributeError, RuntimeError):  # no tensor, or a sparse one
                 found.append(self._key_of(leaf))
         return tuple(found)
 
@@ -227,7 +228,7 @@ class TracedFunction:
         if type(leaf) is float and not self._floats:
             return float
         if hasattr(leaf, "shape"):
-            return leaf.dtype, leaf.shape
+            return leaf.dtype, leaf.shape, getattr(leaf, "strides", None)
         self._refuse([leaf])
         return type(leaf), leaf
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from fusec.errors import DTypeError, ShapeError
 from fusec.frontend.trace import Leaf
+from fusec.frontend.trace_layout import order_of
 from fusec.ir.dtypes import by_torch_name
 from fusec.runtime.addresses import share_memory
 from fusec.runtime.arrays import is_array, tensor_of, why_refused
@@ -82,22 +83,26 @@ def leaf_of(name: str, value: Any) -> Leaf:
     if isinstance(value, float):
         return Leaf(name, value=value)
     if isinstance(value, torch.Tensor):
-        return Leaf(name, tuple(value.shape), value.dtype, value.device)
+        return Leaf(name, tuple(value.shape), value.dtype, value.device, order=order_of(value))
     refused = why_refused(value)
     if refused is not None:
         raise DTypeError(f"input {name!r} {refused[0]}", hint=refused[1])
     dtype = by_torch_name(value.dtype.name)
     assert dtype is not None
-    return Leaf(name, tuple(value.shape), getattr(torch, dtype.torch), torch.device("cpu"))
+    dtype_of_torch, device = getattr(torch, dtype.torch), torch.device("cpu")
+    return Leaf(name, tuple(value.shape), dtype_of_torch, device, order=order_of(value))
 
 
 def kind_of(value: Any) -> Any:
-    """What a trace is for: types, ranks, axes of length 1, and numbers that are no floats."""
+    """What a trace is for: types, ranks, axes of length 1, the order of axes in memory, and
+    numbers that are no floats.
+    """
     if type(value) is float:
         return float
     if hasattr(value, "shape"):
         device = getattr(value, "device", None)
-        return str(value.dtype), str(device), tuple(n == 1 for n in value.shape)
+        ones = tuple(n == 1 for n in value.shape)
+        return str(value.dtype), str(device), ones, order_of(value)
     return type(value), value
 
 

@@ -116,6 +116,8 @@ def _step(step: Step, values: dict[Any, Any]) -> Callable[[Any], Any]:
             return lambda tensor: tensor[index]
         case "detach":
             return lambda tensor: tensor.detach()
+        case "count":
+            return _counted(number(step.parts[0], values))
     lengths = tuple(number(n, values) for n in step.parts)
     match step.kind:
         case "view":
@@ -125,6 +127,21 @@ def _step(step: Step, values: dict[Any, Any]) -> Callable[[Any], Any]:
         case "spread":
             return lambda tensor: tensor.expand(lengths).contiguous()
     return lambda tensor: tensor.reshape(lengths)
+
+
+def _counted(length: int) -> Callable[[Any], Any]:
+    """0, 1, 2 ... on the device of a tensor: made once, as nothing writes to it."""
+    made: dict[Any, Any] = {}
+
+    def counted(tensor: Any) -> Any:
+        import torch
+
+        known = made.get(tensor.device)
+        if known is None:
+            known = made[tensor.device] = torch.arange(length, device=tensor.device)
+        return known
+
+    return counted
 
 
 def _arranged(tensor: torch.Tensor, axes: Sequence[int | None]) -> torch.Tensor:

@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F
 
 import fusec
+from fusec.errors import UnsupportedError
 from fusec.frontend import trace_record
 from fusec.frontend.trace_rows import EXPRESSIONS, REDUCTIONS, SAME_NAMES
 from fusec.frontend.trace_special import SPECIAL
@@ -107,6 +108,12 @@ SPECIAL_CALLS: dict[str, Function] = {
     "arange": lambda x, y: x * torch.arange(x.shape[-1]),
     "arange.start": lambda x, y: x * torch.arange(2, x.shape[-1] + 2),
     "arange.start_step": lambda x, y: x * torch.arange(3, 3 + 2 * x.shape[-1], 2),
+    "zero": lambda x, y: (x * 2).zero_() + y,
+    "fill": lambda x, y: (torch.empty_like(x).fill_(2.5) * y, (x * 2).fill_(torch.tensor(3)) + y),
+    "copy": lambda x, y: (torch.zeros_like(x).copy_(y[0]) * x, (x > 0).copy_(y), x.int().copy_(y)),
+    "round.decimals": lambda x, y: (
+        x.round(decimals=1), (y * 100).round(decimals=-1), y.round(decimals=0)
+    ),
     "gelu": lambda x, y: (F.gelu(x), F.gelu(y, approximate="tanh")),
     "clamp": lambda x, y: (x.clamp(-1, 0.5), x.clamp(max=0), x.clamp(y, y * y + 5)),
     "clamp_min": lambda x, y: (torch.clamp_min(x, 0), torch.clamp_min(x, y)),
@@ -125,13 +132,19 @@ SPECIAL_CALLS: dict[str, Function] = {
     "var_mean": lambda x, y: (*torch.var_mean(x, -1), *torch.var_mean(x, 0, correction=0)),
     "std_mean": lambda x, y: torch.std_mean(x, -1, keepdim=True),
     "linalg_vector_norm": lambda x, y: [
-        torch.linalg.vector_norm(x, order, dim=-1) for order in (2, 1, float("inf"))
+        torch.linalg.vector_norm(x, order, dim=-1)
+        for order in (2, 1, float("inf"), -float("inf"), 0, 3, 0.5)
     ],
     "native_layer_norm": lambda x, y: (
         F.layer_norm(x, (6,), y[0], y[1], 1e-3), F.layer_norm(x, x.shape)
     ),
     "native_batch_norm": lambda x, y: F.batch_norm(x, y[0], y[1] ** 2, y[2], y[3]),
     "gather": lambda x, y: x.gather(-1, x.argmax(-1, keepdim=True)) * y[:, :1],
+    "diagonal": lambda x, y: (x.diagonal() + 1, (x * y).diagonal(-1), x.exp().diagonal(2, 1, 0)),
+    "binary_cross_entropy": lambda x, y: [
+        F.binary_cross_entropy(x.sigmoid(), y.sigmoid(), x[0].exp(), reduction=reduction)
+        for reduction in ("none", "mean", "sum")
+    ],
     "index.Tensor": lambda x, y: x.log_softmax(-1)[torch.arange(x.shape[0]), y.argmax(-1)],
     "nll_loss_forward": lambda x, y: [
         F.cross_entropy(x, y.argmax(-1), reduction=reduction, ignore_index=2)
@@ -144,6 +157,15 @@ SPECIAL_CALLS: dict[str, Function] = {
         )
         for reduction in (0, 1, 2)
     ],
+    "nll_loss2d_forward": lambda x, y: [
+        F.cross_entropy(
+            x.view(2, 2, 3, 2), y.view(2, 2, 3, 2).argmax(1), x[0, :2].exp(), reduction=reduction
+        )
+        for reduction in ("none", "mean", "sum")
+    ],
+    "nll_loss2d_backward": lambda x, y: torch.ops.aten.nll_loss2d_backward(
+        x.sum(), x.view(2, 2, 3, 2), y.view(2, 2, 3, 2).argmax(1), None, 1, -100, x.exp().sum()
+    ),
 }  # fmt: skip
 # Where PyTorch's own functions of these names are something else before they reach a trace, or a
 # decomposition gets there first, and where one name of a row stands for several.
@@ -269,6 +291,24 @@ def test_slices_that_begin_or_end_outside(start: int | None, end: int | None) ->
 
 
 GATHERS: dict[str, Function] = {
+    "along the first axis": lambda x, t: x.gather(0, (t % 4)[:1, None]),
+    "along the first axis, of a computed value": lambda x, t: x.softmax(0).gather(0, t[None] % 4),
+    "in the middle": lambda x, t: x.view(2, 2, 6).gather(1, t.view(2, 2, 1) % 2) * 2,
+    "many of each row": lambda x, t: x.exp().gather(1, t.expand(4, 4)),
+    "many of each column": lambda x, t: x.gather(0, (t[:, None] % 4).expand(4, 5)) + x[:, :5],
+    "less its column's sum": lambda x, t: (x - x.sum(0)).gather(1, t[:, None]),
+    "many, less its column's sum": lambda x, t: (x - x.sum(0)).gather(1, t.expand(4, 4)),
+    "of bools": lambda x, t: ((x > 0) & x.any(0)).gather(1, t[:, None]),
+    "of integers": lambda x, t: (x.int() - x.int().amax(0)).gather(1, t[:, None]),
+    "of equal elements": lambda x, t: x[:, :1].expand(4, 6).gather(1, t.expand(4, 4)) + 1,
+    "of a vector": lambda x, t: x[0].gather(0, t),
+    "of a number": lambda x, t: (x.sum().gather(0, t[0] * 0), x.sum().gather(0, t[:1] * 0)),
+    "take_along_dim": lambda x, t: torch.take_along_dim(x, t[:, None], 1),
+    "take_along_dim that broadcasts": lambda x, t: x.take_along_dim(t[None], dim=-1) + 1,
+    "take_along_dim of the argsort": lambda x, t: torch.take_along_dim(
+        x.softmax(-1), t[None].expand(4, 4), 1
+    ),
+    "take_along_dim of all": lambda x, t: torch.take_along_dim(x, t),
     "positions that are an argument": lambda x, t: x.gather(1, t[:, None]).squeeze(1),
     "a loss": lambda x, t: -x.log_softmax(-1).gather(-1, t.unsqueeze(-1)).mean(),
     "a loss by logsumexp": lambda x, t: x.logsumexp(1) - x.gather(1, t[:, None])[:, 0],
@@ -287,6 +327,41 @@ GATHERS: dict[str, Function] = {
 @pytest.mark.parametrize("name", GATHERS)
 def test_gather(name: str) -> None:
     check(GATHERS[name], operands("", torch.float32)[0], torch.tensor([3, 0, 5, 1]))
+
+
+@pytest.mark.parametrize("name", GATHERS)
+def test_gather_as_kernels(name: str) -> None:
+    x, t = operands("", torch.float32)[0], torch.tensor([3, 0, 5, 1])
+    function = GATHERS[name]
+    torch.testing.assert_close(fusec.compile(function)(x, t), function(x, t))
+
+
+def test_take_along_dim_of_other_ranks_is_refused_with_the_line() -> None:
+    x, t = operands("", torch.float32)[0], torch.tensor([3, 0, 5, 1])
+    with pytest.raises(UnsupportedError) as caught:
+        fusec.compile(lambda x, t: torch.take_along_dim(x, t, 1))(x, t)
+    assert "take_along_dim takes indices of as many axes as the input has: 2, not 1" in str(caught)
+    assert str(caught.value).startswith(f"{__file__}:")
+
+
+NUMBERS: dict[str, Function] = {
+    "kron": lambda x, y: (torch.kron(x, y[:2, :2]), x.kron(y[0])),
+    "matrix_norm": lambda x, y: [
+        torch.linalg.matrix_norm(x.view(2, 2, 6), order, keepdim=keepdim)
+        for order in ("fro", 1, -1, float("inf"), -float("inf"))
+        for keepdim in (False, True)
+    ],
+    "norm": lambda x, y: (
+        torch.linalg.norm(x), torch.linalg.norm(x, 1), torch.linalg.norm(x, "fro"),
+        torch.linalg.norm(x, 2, dim=-1), torch.linalg.norm(x, dim=(0, 1), keepdim=True),
+        torch.linalg.norm(x[0], 1), torch.linalg.norm(x, float("inf"), (1, 0)),
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", NUMBERS)
+def test_functions_that_ask_for_lengths_as_numbers(name: str) -> None:
+    check(NUMBERS[name], *operands("", torch.float32))
 
 
 def test_one_function_gathers_for_all_rows_and_for_some() -> None:

@@ -29,6 +29,8 @@ nonempty x.1 = max
 %7 = add %5, %6 : f32[x.0, x.1]
 return y = %7
 return total = %4, squeeze=(-1,)
+return turned = %5, order=(1, 0)
+return square = %4, squeeze=(-1,), order=(0,)
 """
 
 
@@ -42,7 +44,8 @@ def test_reading_gives_the_whole_graph() -> None:
         ("x", F32, False),
         ("scale", F64, True),
     ]
-    assert [o.squeeze for o in graph.outputs] == [(), (-1,)]
+    assert [o.squeeze for o in graph.outputs] == [(), (-1,), (), (-1,)]
+    assert [o.order for o in graph.outputs] == [None, None, (1, 0), (0,)]
     assert graph.nonempty == (Nonempty("max", Dim("x.1")),)
     place = graph.side.spans[graph.outputs[1].node][0]
     assert graph.source.excerpt(place) == "%4 = sum %3, axes=(-1,) : f32[x.0, 1]"
@@ -52,8 +55,8 @@ def test_reading_gives_the_whole_graph() -> None:
 def test_reading_back_gives_the_same_nodes(graph: Graph) -> None:
     again = parse_graph(print_graph(graph))
     assert again.inputs == graph.inputs
-    assert [(o.name, o.squeeze) for o in again.outputs] == [
-        (o.name, o.squeeze) for o in graph.outputs
+    assert [(o.name, o.squeeze, o.order) for o in again.outputs] == [
+        (o.name, o.squeeze, o.order) for o in graph.outputs
     ]
     assert all(a.node is b.node for a, b in zip(again.outputs, graph.outputs, strict=True))
 
@@ -110,7 +113,12 @@ def test_user_names_are_comments() -> None:
         ("%0 = constant 1 : f32[] ?", 1, 25, "expected end, found ?"),
         ("%0 = constant 'a' : f32[]", 1, 6, "a constant is a number"),
         ("%0 = input name=x : f32[]", 1, 17, "expected a value"),
-        ("%0 = constant 1 : f32[]\nreturn y = %0, keep=(1)", 2, 16, "expected squeeze=(...)"),
+        (
+            "%0 = constant 1 : f32[]\nreturn y = %0, keep=(1)",
+            2,
+            16,
+            "expected squeeze=(...) or order=(...)",
+        ),
         ("%0 = constant 1 : f32[]\nreturn y = %0, squeeze=(1.5)", 2, 25, "expected an integer"),
     ],
 )

@@ -116,5 +116,10 @@ def test_outputs() -> None:
     good = graph_of("sum(x), x", {"x": torch.zeros(2, 3)}).graph
     with pytest.raises(InternalError, match="names of their own"):
         verify(replace(good, outputs=(good.outputs[0], good.outputs[0])))
+    across = replace(good.outputs[1], order=(1, 0))
+    verify(replace(good, outputs=(across,)))
+    for order in ((0,), (1, 1), (2, 0), (-1, 0)):
+        with pytest.raises(InternalError, match="cannot lie as"):
+            verify(replace(good, outputs=(replace(across, order=order),)))
     with pytest.raises(InternalError, match="the same name"):
         verify(replace(good, inputs=good.inputs * 2))
