@@ -10,10 +10,9 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast, overload
 
 from fusec.collector import without_collections
-from fusec.errors import UnknownNameError, did_you_mean
 from fusec.runtime import operator_calls, recipe
 from fusec.runtime.arguments import Call, run
-from fusec.runtime.bound import BoundCall, counted
+from fusec.runtime.bound import BoundCall, by_name
 from fusec.runtime.choices import choose, function_only, kernel_name, own_name, seconds
 from fusec.runtime.counters import COUNTERS, OncePerKey
 from fusec.runtime.formula import Formula
@@ -203,7 +202,7 @@ class CompiledFunction:
         values = (
             list(args)
             if not named and len(args) == len(self._formula.inputs)
-            else self._by_name(args, named)
+            else by_name(self._formula, args, named)
         )
         if out is None and self._written and operator_calls.seen_by_torch(values):
             return operator_calls.through_operator(self._written, values)
@@ -248,7 +247,7 @@ class CompiledFunction:
         the inputs, does not look at them again, and returns fresh outputs, without gradients:
         UnsupportedError where an input requires grad.
         """
-        call = Call(self._formula, self._by_name(args, named), None, self._backend)
+        call = Call(self._formula, by_name(self._formula, args, named), None, self._backend)
         if call.tracked:
             from fusec.runtime.autograd import refuse_bound
 
@@ -263,37 +262,6 @@ class CompiledFunction:
         from fusec.runtime.operator_names import define
 
         return define(name, self._formula, self._written, numbers)
-
-    def _by_name(self, args: Sequence[Any], named: dict[str, Any]) -> list[Any]:
-        """Arguments in the order of the inputs;
-
-        UnknownNameError for a missing, extra or repeated one.
-        """
-        names = self.inputs
-        if len(args) > len(names):
-            raise UnknownNameError(
-                f"{len(args)} positional arguments for {counted(names)}",
-                hint=f"call it as f({', '.join(names)})",
-            )
-        values: dict[str, Any] = dict(zip(names, args, strict=False))
-        for name, value in named.items():
-            if name not in names:
-                hint = did_you_mean(name, names) or f"the inputs are {', '.join(names)}"
-                raise UnknownNameError(f"the formula has no input {name!r}", hint=hint)
-            if name in values:
-                raise UnknownNameError(f"input {name!r} is given twice, by position and by name")
-            values[name] = value
-        missing = [n for n in names if n not in values]
-        if missing:
-            from fusec.frontend.resolve_names import first_use
-
-            raise UnknownNameError(
-                f"missing input {', '.join(map(repr, missing))}",
-                source=self._formula.source,
-                span=first_use(self._formula.program, missing[0]),
-                hint=f"the inputs are {', '.join(names)}",
-            )
-        return [values[n] for n in names]
 
     def _prepared(self, call: Call) -> Prepared:
         found = self._memo.get(call.key)

@@ -74,6 +74,7 @@ class Layers(torch.nn.Module):
 @pytest.fixture
 def regions(monkeypatch: pytest.MonkeyPatch) -> list[RegionFunction]:
     """The regions of models, as they are made."""
+    torch._dynamo.reset()
     made: list[RegionFunction] = []
     make = model_graph._function
 
@@ -107,9 +108,28 @@ def test_training_is_the_same(residual: bool, views: bool, regions: list[RegionF
         assert torch.equal(x, kept[0])
         assert torch.equal(given, kept[1])
     forward = regions[: 3 * (1 + residual)]
-    assert any(region._over for region in regions[len(forward) :])
+    assert any(region.over for region in regions[len(forward) :])
     gelus = [region for region in forward if region.report.name == "fused_gelu"]
-    assert not any(region._over for region in gelus)  # the backward needs what it was given
+    assert not any(region.over for region in gelus)  # the backward needs what it was given
+
+
+@pytest.mark.parametrize("donated", [True, False])
+def test_kept_products_are_written_over_where_nobody_goes_back_again(
+    donated: bool, regions: list[RegionFunction]
+) -> None:
+    """AOTAutograd refuses to go backward twice, or gives nothing away."""
+    plain = Layers(32).double()
+    x = torch.randn(8, 32, dtype=torch.float64)
+    with torch._functorch.config.patch(donated_buffer=donated):
+        compiled = torch.compile(copy.deepcopy(plain), backend="fusec", options=OPTIONS)
+        result = compiled(x)[0]
+        result.backward(x, retain_graph=not donated)
+        assert regions[3].over == ({0: 1} if donated else {})
+        if not donated:
+            result.backward(x)
+    plain(x)[0].backward(x * (1 if donated else 2))
+    for mine, theirs in zip(compiled.parameters(), plain.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad)
 
 
 def test_inference_writes_over_products_alone(regions: list[RegionFunction]) -> None:
@@ -118,7 +138,7 @@ def test_inference_writes_over_products_alone(regions: list[RegionFunction]) -> 
     with torch.no_grad():
         x = torch.randn(8, 32)
         torch.testing.assert_close(compiled(x), plain(x))
-        assert [region._over for region in regions] == [{0: 0}] * 3
+        assert [region.over for region in regions] == [{0: 0}] * 3
         y = torch.randn(8, 32)
         wanted = torch.nn.functional.gelu(y)
         assert regions[0](y).data_ptr() == y.data_ptr()
@@ -137,20 +157,21 @@ def test_what_is_read_again_is_left_alone(regions: list[RegionFunction]) -> None
     compiled = torch.compile(product, backend="fusec", options=OPTIONS)
     a, b = torch.randn(8, 8), torch.randn(8, 8)
     torch.testing.assert_close(compiled(a, b), product(a, b))
-    assert [region._over for region in regions] == [{}]
+    assert [region.over for region in regions] == [{}]
 
 
 @pytest.mark.gpu
 def test_steps_of_the_launcher_write_over_products() -> None:
     torch.manual_seed(0)
-    plain = Layers(512).cuda()
+    plain = Layers(512).cuda().bfloat16()
     compiled = torch.compile(copy.deepcopy(plain), backend="fusec")
-    steps = [torch.randn(4096, 512, device="cuda") for _ in range(2)]
+    steps = [torch.randn(4096, 512, device="cuda", dtype=torch.bfloat16) for _ in range(2)]
     wanted = results_of(plain, *steps)
     for _ in range(200):
         got = results_of(compiled, *steps)
         for mine, theirs in zip(got, wanted, strict=True):
-            torch.testing.assert_close(mine, theirs, rtol=1e-3, atol=1e-3)
+            most = theirs.abs().max().item()
+            assert (mine - theirs).abs().max().item() <= 0.02 * most
     inductor = torch.compile(copy.deepcopy(plain))
     ours, theirs = (
         peak_bytes(lambda m=m: results_of(m, *steps), "cuda") for m in (compiled, inductor)

@@ -25,6 +25,7 @@ SHARE_STAGES, LONE_BYTES, LONE_WARPS = 3, 16 * 1024, 8
 # read and short, want fewer still. Short rows share a warp.
 BYTES_PER_WARP, LONG_BYTES_PER_WARP = 2048, 4096
 LONG_ROW_BYTES = 32 * 1024
+FLOAT_ROW_BYTES, FLOAT_WARPS = 16 * 1024, 16  # of float32 that is written, 8 elements to a thread
 WARP_LOAD_BYTES = 512  # a shorter row alone would go to threads otherwise than among others
 FULL_GRID = 2048  # programs that keep any present GPU busy
 BUSY_ROWS = 512  # rows that do so by themselves
@@ -250,6 +251,8 @@ def _rows(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -
     rows = 1 if alone else max(1, BYTES_PER_WARP // (block * stored))
     warps = block * stored // share if block < 32768 else 32
     least = 2 if (block * stored >= BYTES_PER_WARP and even) or alone else 1
+    if stored == 4 and block * stored >= FLOAT_ROW_BYTES:
+        least = FLOAT_WARPS
     warps = min(max(least, warps), 32)
     return Config(rows, block, warps, even=even, early=few, wide_index=wide)
 

@@ -1,19 +1,20 @@
-"""A bound call: everything decided, for tensors like those it was bound to.
+"""A bound call: everything decided, for tensors like those it was bound to; and arguments by name.
 
 May import ``fusec.errors`` and ``runtime.arguments`` and below.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fusec.errors import UnknownNameError
+from fusec.errors import UnknownNameError, did_you_mean
 from fusec.runtime import launcher, operator_calls
 from fusec.runtime.arguments import Call, run
 from fusec.runtime.prepared import made
 
 if TYPE_CHECKING:
+    from fusec.runtime.formula import Formula
     from fusec.runtime.prepared import CallPlan, Prepared
 
 
@@ -61,6 +62,38 @@ class BoundCall:
         results = made(self._outputs)
         self._prepared.run(given, results, made(self._temporaries))
         return results[0] if len(results) == 1 else tuple(results)
+
+
+def by_name(formula: Formula, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:
+    """Arguments in the order of the inputs;
+
+    UnknownNameError for a missing, extra or repeated one.
+    """
+    names = formula.inputs
+    if len(args) > len(names):
+        raise UnknownNameError(
+            f"{len(args)} positional arguments for {counted(names)}",
+            hint=f"call it as f({', '.join(names)})",
+        )
+    values: dict[str, Any] = dict(zip(names, args, strict=False))
+    for name, value in named.items():
+        if name not in names:
+            hint = did_you_mean(name, names) or f"the inputs are {', '.join(names)}"
+            raise UnknownNameError(f"the formula has no input {name!r}", hint=hint)
+        if name in values:
+            raise UnknownNameError(f"input {name!r} is given twice, by position and by name")
+        values[name] = value
+    missing = [n for n in names if n not in values]
+    if missing:
+        from fusec.frontend.resolve_names import first_use
+
+        raise UnknownNameError(
+            f"missing input {', '.join(map(repr, missing))}",
+            source=formula.source,
+            span=first_use(formula.program, missing[0]),
+            hint=f"the inputs are {', '.join(names)}",
+        )
+    return [values[n] for n in names]
 
 
 def counted(names: Sequence[str]) -> str:

@@ -14,9 +14,11 @@ from typing import Any
 
 from fusec.errors import FusecError
 from fusec.frontend.model_calls import COMPUTE, LEFT, VIEW
+from fusec.frontend.model_order import leanest
 from fusec.frontend.model_regions import order
 from fusec.frontend.model_sums import sum_unshaped
 from fusec.frontend.model_trace import Model, ModelRegion
+from fusec.runtime.model_memory import memory_of
 from fusec.runtime.model_operators import shorten
 from fusec.runtime.model_plan import Choice, Planned, build_soon, plan_region
 from fusec.runtime.model_region import RegionFunction, straight
@@ -43,13 +45,17 @@ def compile_graph(
         settled = all([_settle(model, r, plans, choice) for r in model.regions])
     for planned in {r.alike: plans[_key(r)] for r in model.regions}.values():
         build_soon(planned)
-    functions = {r.nodes[0]: _function(module, model, r, plans[_key(r)]) for r in model.regions}
+    donated = _donated(module) if stage == "backward" else set()
+    given = {n for n in donated if _is_product(n.meta.get("original_aten"))}
+    functions = {
+        r.nodes[0]: _function(module, model, r, plans[_key(r)], given) for r in model.regions
+    }
     reports = [f.report for f in functions.values()]
     counted = sum(o.counts for o in model.operations.by_node.values())
     finish(report, GraphReport(stage, counted, reports, _left(model)))
     # What a forward graph returns has to be the tensor that PyTorch expects, not an equal one.
     kept = set() if stage == "backward" else set(output.all_input_nodes)
-    return boxed(module, _rewritten(module, model, functions, kept))
+    return boxed(module, _rewritten(module, model, functions, kept, donated))
 
 
 def _key(region: ModelRegion) -> tuple[Any, ...]:
@@ -96,20 +102,44 @@ def _leave_sums(model: Model, region: ModelRegion) -> bool:
     return True
 
 
-def _function(module: Any, model: Model, region: ModelRegion, planned: Planned) -> RegionFunction:
+def _function(
+    module: Any, model: Model, region: ModelRegion, planned: Planned, given: set[Any]
+) -> RegionFunction:
     known, eager = Known(region.program, planned.function), _eager(module, region)
-    over = {k: n for k, n in planned.over if _is_last(model, region, region.inputs[n])}
+    over: dict[int, int] = {}
+    for result, place in planned.over:
+        free = result not in over and place not in over.values()
+        if free and _is_last(model, region, region.inputs[place], given):
+            over[result] = place
     return RegionFunction(region, known, eager, planned.report, planned.given, over)
 
 
-def _is_last(model: Model, region: ModelRegion, node: Any) -> bool:
-    """Whether nothing but a region needs what an operator has given, in memory of its own."""
-    if getattr(node.target, "overloadpacket", None) not in _products():
-        return False
+def _is_last(model: Model, region: ModelRegion, node: Any, given: set[Any]) -> bool:
+    """Whether nothing but a region needs what an operator has made, in memory of its own. ``given``
+    are inputs of the graph that are its own too.
+    """
     inside = set(region.nodes)
-    return all(
+    return (node in given or _is_product(node.target)) and all(
         user in inside and model.operations.by_node[user].kind == COMPUTE for user in node.users
     )
+
+
+def _donated(module: Any) -> set[Any]:
+    """What a forward graph keeps for the backward ``module`` alone.
+
+    AOTAutograd says which of what is kept is no view, input or result, and refuses to go backward
+    twice then.
+    """
+    import torch
+
+    context: Any = torch._guards.TracingContext.try_get()
+    places = getattr(getattr(context, "fw_metadata", None), "bw_donated_idxs", None) or ()
+    inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
+    return {inputs[k] for k in places if k < len(inputs)}
+
+
+def _is_product(operator: Any) -> bool:
+    return getattr(operator, "overloadpacket", None) in _products()
 
 
 @cache
@@ -149,11 +179,16 @@ def _left(model: Model) -> Counter[tuple[str, str]]:
 
 
 def _rewritten(
-    module: Any, model: Model, functions: Mapping[Any, RegionFunction], kept: set[Any]
+    module: Any,
+    model: Model,
+    functions: Mapping[Any, RegionFunction],
+    kept: set[Any],
+    donated: set[Any],
 ) -> Any:
     """The graph of ``module`` in which each region is one call, and no view undoes another.
 
-    The nodes ``kept`` stay as they are.
+    The nodes ``kept`` stay as they are. Inputs that are ``donated`` go once they have been read,
+    and the units run in the order that needs less memory.
     """
     import torch.fx
 
@@ -168,7 +203,14 @@ def _rewritten(
     for node in module.graph.nodes:
         if node.op == "placeholder":
             known[node] = graph.node_copy(node)
-    for position in order([[place[n] for n in u] for u in units], needs):
+    output = next(n for n in module.graph.nodes if n.op == "output")
+    numbers = [[place[n] for n in unit] for unit in units]
+    if donated and not any(map(_matters, nodes)):
+        memory = memory_of(model, units, functions, donated, output.all_input_nodes)
+        positions = leanest(numbers, needs, memory)
+    else:
+        positions = order(numbers, needs)
+    for position in positions:
         first = units[position][0]
         if first not in regions:
             source = model.same(first)
@@ -183,7 +225,6 @@ def _rewritten(
             is_view = model.operations.by_node[node].kind == VIEW
             if is_view and node not in known and all(i in known for i in node.all_input_nodes):
                 known[node] = graph.node_copy(node, known.__getitem__)
-    output = next(n for n in module.graph.nodes if n.op == "output")
     graph.node_copy(output, known.__getitem__)
     for node in reversed(list(graph.nodes)):
         unused = not node.users and node.op not in ("placeholder", "output")

@@ -15,7 +15,6 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from fusec.codegen.in_place import may_overwrite
-from fusec.codegen.kernel import Kernel
 from fusec.codegen.layout import Operand
 from fusec.frontend.model_calls import COMPUTE
 from fusec.frontend.model_trace import Model, ModelRegion
@@ -145,18 +144,17 @@ def _overwritten(
     special: Specialization, laid: Sequence[LaidOut], inputs: Sequence[Any], results: Sequence[Any]
 ) -> tuple[tuple[int, int], ...]:
     """Results, and inputs of the same layout over which the kernels may write them."""
-    names = special.formula.inputs
-    kernels: list[Kernel] | None = None
-    found: dict[int, int] = {}
-    for k, result in enumerate(results):
-        for place, operand in enumerate(inputs):
-            if place in found.values() or k in found or not _alike(operand, result):
-                continue
-            if kernels is None:
-                kernels = [kernel_of(special, one, p) for one in laid for p in parts_of(one)]
-            if may_overwrite(kernels, special.outputs[k].name, names[place]):
-                found[k] = place
-    return tuple(found.items())
+    pairs = [
+        (k, place)
+        for k, result in enumerate(results)
+        for place, operand in enumerate(inputs)
+        if _alike(operand, result)
+    ]
+    if not pairs:
+        return ()
+    kernels = [kernel_of(special, one, p) for one in laid for p in parts_of(one)]
+    outputs, names = special.outputs, special.formula.inputs
+    return tuple((k, n) for k, n in pairs if may_overwrite(kernels, outputs[k].name, names[n]))
 
 
 def _alike(operand: Any, result: Any) -> bool:
@@ -242,12 +240,12 @@ def _eager_bytes(model: Model, region: ModelRegion) -> int:
             continue
         read = [model.operations.values[i] for i in node.all_input_nodes]
         made = model.operations.values[node]
-        total += _SWEEPS.get(operation.name, 1) * sum(map(_size, read))
-        total += sum(map(_size, made if isinstance(made, tuple) else (made,)))
+        total += _SWEEPS.get(operation.name, 1) * sum(map(size_of, read))
+        total += sum(map(size_of, made if isinstance(made, tuple) else (made,)))
     return total
 
 
-def _size(value: Any) -> int:
+def size_of(value: Any) -> int:
     """Bytes of the memory behind a tensor, repeated elements counted once; 0 for a number."""
     if not hasattr(value, "untyped_storage"):
         return 0

@@ -81,7 +81,7 @@ class RegionFunction:
         self.known = known
         self.eager = eager
         self.report = report
-        self._over = {} if over is None else over
+        self.over = {} if over is None else over
         self._given = given or bool(over)
         self._tensors = len(region.inputs)
         self._layouts = region.layouts
@@ -142,7 +142,7 @@ class RegionFunction:
             wanted,
             in_order and not any(steps for _, steps in bound.views),
             not any(steps for _, steps, _ in bound.results),
-            tuple(self._over.get(k) for k in range(len(wanted))),
+            tuple(self.over.get(k) for k in range(len(wanted))),
         )
         return made
 
@@ -155,8 +155,8 @@ class RegionFunction:
 
     def _run_into(self, made: _Bound, values: Sequence[Any]) -> Any:
         outs = made.outs(values)
-        if self._over:
-            self.known.function.overwrite(tuple(values), outs, tuple(self._over.values()))
+        if self.over:
+            self.known.function.overwrite(tuple(values), outs, tuple(self.over.values()))
         else:
             self.known.function(*values, out=outs)
         return outs

@@ -35,7 +35,13 @@ def test_short_rows_share_a_warp_unless_they_are_few() -> None:
         config = config_of(text, rows, 1024, BF16)
         assert (config.block_rows, config.block_cols, config.warps) == tile
         assert config.early == (rows <= 2048)
-    for cols, dtype, rows, warps in ((64, BF16, 16, 1), (256, F32, 2, 1), (1000, BF16, 1, 1)):
+    for cols, dtype, rows, warps in (
+        (64, BF16, 16, 1),
+        (256, F32, 2, 1),
+        (1000, BF16, 1, 1),
+        (4096, BF16, 1, 4),
+        (4096, F32, 1, 16),
+    ):
         config = config_of(NORM, 1 << 19, cols, dtype)
         assert (config.block_rows, config.warps) == (rows, warps)
     # Eight threads would have such a row among others, and 32 alone.
