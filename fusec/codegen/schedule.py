@@ -21,6 +21,7 @@ LONG_SHARE_COLUMNS = 1 << 20
 # Tiles of one operand that are only summed: how many are asked for ahead; and of a row that a
 # program has alone.
 SHARE_STAGES, LONE_BYTES, LONE_WARPS = 3, 16 * 1024, 8
+STAGED_BYTES = 96 * 1024  # of tiles ahead, which the shared memory of any GPU that has them holds
 # Of the row in memory. More warps leave too little work for each; rows that are long, or only
 # read and short, want fewer still. Short rows share a warp.
 BYTES_PER_WARP, LONG_BYTES_PER_WARP = 2048, 4096
@@ -110,7 +111,8 @@ def _shared(
     warps = block // (1024 if widest <= 2 else 512)
     near = any(_is_alike(k, arrangement) for k, o in enumerate(accesses) if o.kind != "root")
     config = replace(config, block_cols=block, warps=warps, splits=splits, rows_near=near)
-    return replace(config, stages=SHARE_STAGES, bare=True) if alone else config
+    ahead = alone and SHARE_STAGES * block * widest <= STAGED_BYTES
+    return replace(config, stages=SHARE_STAGES, bare=True) if ahead else config
 
 
 def _summed_rows(config: Config, rows: int, width: int) -> Config:

@@ -8,7 +8,7 @@ import torch
 import fusec
 from fusec.codegen import schedule
 from fusec.codegen.kernel import Config
-from fusec.ir.dtypes import BF16, F32, DType
+from fusec.ir.dtypes import BF16, F32, F64, DType
 from fusec.runtime.specialize import Argument, lay_out_all
 from tests.oracle import assert_close, reduction_tolerance, reference
 
@@ -114,6 +114,18 @@ def test_how_long_rows_are_summed() -> None:
         assert (config.splits > 1) == (rows == 8)
     assert config_of("var(x)", (512, 262144), BF16).splits > 1
     assert config_of("sum(x)", (132, 262145), BF16).stages == 1
+
+
+@pytest.mark.parametrize("dtype", [BF16, F32, F64])
+@pytest.mark.parametrize("rows", [8, 132, 264, 265, 512])
+@pytest.mark.parametrize("cols", [16384, 65536, 262144, 1 << 22])
+def test_what_is_ahead_fits_shared_memory(rows: int, cols: int, dtype: DType) -> None:
+    """That of a block on consumer GPUs, 99 KiB, beside what warps exchange."""
+    for text in ("sum(x)", "var(x)", "sum(x, axis=0)"):
+        for shape in ((rows, cols), (cols, rows)):
+            config = config_of(text, shape, dtype)
+            tile = config.block_rows * config.block_cols * dtype.itemsize
+            assert config.stages == 1 or config.stages * tile <= 96 << 10
 
 
 def test_only_sums_of_one_operand_as_it_lies_go_in_turns() -> None:
