@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -130,6 +131,21 @@ def test_kept_products_are_written_over_where_nobody_goes_back_again(
     plain(x)[0].backward(x * (1 if donated else 2))
     for mine, theirs in zip(compiled.parameters(), plain.parameters(), strict=True):
         torch.testing.assert_close(mine.grad, theirs.grad)
+
+
+def test_what_is_kept_twice_is_not_given_away() -> None:
+    graph = torch.fx.Graph()
+    product, other = torch.randn(4, 4), torch.randn(4, 4)
+    nodes = [graph.placeholder(name) for name in ("product", "view", "other", "number")]
+    for node, value in zip(nodes, (product, product.view(16), other, 3), strict=True):
+        node.meta["val"] = value
+    graph.output(nodes[-1])
+    context = torch._guards.TracingContext(None)
+    context.fw_metadata = SimpleNamespace(bw_donated_idxs=[0, 1, 2])
+    module = torch.fx.GraphModule({}, graph)
+    assert model_graph._donated(module) == set()
+    with torch._guards.tracing(context):
+        assert [node.name for node in model_graph._donated(module)] == ["other"]
 
 
 def test_inference_writes_over_products_alone(regions: list[RegionFunction]) -> None:

@@ -128,14 +128,24 @@ def _donated(module: Any) -> set[Any]:
     """What a forward graph keeps for the backward ``module`` alone.
 
     AOTAutograd says which of what is kept is no view, input or result, and refuses to go backward
-    twice then.
+    twice then. What shares memory with another input is not among them.
     """
     import torch
 
     context: Any = torch._guards.TracingContext.try_get()
     places = getattr(getattr(context, "fw_metadata", None), "bw_donated_idxs", None) or ()
     inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
-    return {inputs[k] for k in places if k < len(inputs)}
+    counts = Counter(map(_storage, inputs))
+    return {inputs[k] for k in places if k < len(inputs) and counts[_storage(inputs[k])] == 1}
+
+
+def _storage(node: Any) -> Any:
+    """What stands for the memory behind an example value."""
+    import torch
+
+    value = node.meta.get("val")
+    dense = isinstance(value, torch.Tensor) and value.layout is torch.strided
+    return value.untyped_storage()._cdata if dense else node
 
 
 def _is_product(operator: Any) -> bool:
