@@ -11,6 +11,7 @@ import fusec
 from fusec.codegen import schedule
 from fusec.runtime.build_cpp import find_compiler
 
+# Without a compiler there is no C++ backend, and nothing of it to test; .ci/run installs one.
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float64, torch.int8)

@@ -16,7 +16,7 @@ from fusec import settings
 from fusec.codegen.schedule import SHARED_COLUMN, SHARED_ROW, SHORT_ROW
 from fusec.runtime.build_cpp import find_compiler
 
-# Without a compiler there is no C++ backend, and nothing of it to test.
+# Without a compiler there is no C++ backend, and nothing of it to test; .ci/run installs one.
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
 INCLUDE = Path(fusec.__file__).parent / "codegen" / "include"

@@ -15,7 +15,7 @@ from fusec import settings
 from fusec.codegen.schedule import SHARED_ROW
 from fusec.runtime.build_cpp import find_compiler
 
-# Without a compiler there is no C++ backend, and nothing of it to test.
+# Without a compiler there is no C++ backend, and nothing of it to test; .ci/run installs one.
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
 PIECE = 4096

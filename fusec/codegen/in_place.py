@@ -10,7 +10,7 @@ from typing import TypeVar
 
 from fusec.codegen.kernel import Kernel, Load, Pointer, Stmt, Store, Sweep
 
-Access = TypeVar("Access", Load, Store)
+Moved = TypeVar("Moved", Load, Store)
 
 
 def may_overwrite(kernels: Sequence[Kernel], written: str, read: str) -> bool:
@@ -43,8 +43,8 @@ def _pointer(kernel: Kernel, buffer: str, written: bool) -> Pointer | None:
 
 
 def _at(
-    statements: Sequence[Stmt], name: str, kind: type[Access]
-) -> Iterator[tuple[Sequence[Stmt], int, Access]]:
+    statements: Sequence[Stmt], name: str, kind: type[Moved]
+) -> Iterator[tuple[Sequence[Stmt], int, Moved]]:
     """Statements of a kind that go to a buffer: those around each, its place, and itself."""
     for place, statement in enumerate(statements):
         if isinstance(statement, Sweep):

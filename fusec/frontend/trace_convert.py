@@ -32,6 +32,19 @@ from fusec.source import Source
 Special: TypeAlias = "Callable[[Converter, Call], Any]"
 
 
+class Specials(dict[str, Special]):
+    """Operators by name, with the functions that give the value of a call of them."""
+
+    def of(self, *names: str) -> Callable[[Special], Special]:
+        """A decorator: the function is that of these operators."""
+
+        def keep(function: Special) -> Special:
+            self.update(dict.fromkeys(names, function))
+            return function
+
+        return keep
+
+
 class Converter:
     """Holds the value of every traced tensor. ``length`` gives a torch length its one form."""
 

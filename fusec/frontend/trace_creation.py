@@ -7,27 +7,19 @@ Each function takes the converter and a call, and gives the value of the result.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Any
 
 from fusec.frontend.resolve_values import Tensor
-from fusec.frontend.trace_convert import Converter, Special
+from fusec.frontend.trace_convert import Converter, Special, Specials
 from fusec.frontend.trace_record import Call
 from fusec.frontend.trace_values import Traced, unsqueezed
 
-_TABLE: dict[str, Special] = {}
+_TABLE = Specials()
 
 
-def _for(*names: str) -> Callable[[Special], Special]:
-    def keep(function: Special) -> Special:
-        _TABLE.update(dict.fromkeys(names, function))
-        return function
-
-    return keep
-
-
-@_for(
+@_TABLE.of(
     *("scalar_tensor", "full", "full_like", "new_full"),
     *("zero", "zeros", "zeros_like", "new_zeros", "ones", "ones_like", "new_ones"),
     *("empty", "empty_like", "new_empty"),
@@ -46,7 +38,7 @@ def _number(convert: Converter, call: Call, value: Any) -> Traced:
     return Traced(node, (None,) * rank, tuple(map(convert.length, call.result.shape)))
 
 
-@_for("copy", "fill")
+@_TABLE.of("copy", "fill")
 def _filled(convert: Converter, call: Call) -> Traced:
     """The type and the lengths are those of the tensor that is written to."""
     given = call.arguments["src" if call.name == "copy" else "value"]
@@ -58,7 +50,7 @@ def _filled(convert: Converter, call: Call) -> Traced:
     return value
 
 
-@_for("arange", "arange.start", "arange.start_step")
+@_TABLE.of("arange", "arange.start", "arange.start_step")
 def _arange(convert: Converter, call: Call) -> Traced:
     places = convert.positions(convert.length(call.result.shape[0]))
     start, step = call.arguments.get("start", 0), call.arguments.get("step", 1)

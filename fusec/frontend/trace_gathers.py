@@ -7,14 +7,14 @@ modules but ``trace`` and ``trace_special``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from fusec.errors import UnsupportedError
 from fusec.frontend.resolve_values import Tensor
-from fusec.frontend.trace_convert import Converter, Special
+from fusec.frontend.trace_convert import Converter, Special, Specials
 from fusec.frontend.trace_record import Call
 from fusec.frontend.trace_reshape import part_of
 from fusec.frontend.trace_values import (
@@ -26,19 +26,11 @@ from fusec.frontend.trace_values import (
     unsqueezed,
 )
 
-_TABLE: dict[str, Special] = {}
+_TABLE = Specials()
 _NONE, _MEAN, _SUM = 0, 1, 2  # PyTorch's numbers for ways to reduce a loss
 
 
-def _for(*names: str) -> Callable[[Special], Special]:
-    def keep(function: Special) -> Special:
-        _TABLE.update(dict.fromkeys(names, function))
-        return function
-
-    return keep
-
-
-@_for("gather")
+@_TABLE.of("gather")
 def _gather(convert: Converter, call: Call) -> Traced:
     value, index = (convert.tensor(call.arguments[k]) for k in ("self", "index"))
     value, index = (v if v.axes else unsqueezed(v, 0) for v in (value, index))
@@ -97,7 +89,7 @@ def positions_along(convert: Converter, value: Traced, axis: int) -> Traced:
     return places
 
 
-@_for("diagonal")
+@_TABLE.of("diagonal")
 def _diagonal(convert: Converter, call: Call) -> Traced:
     """Of each row, the element at its own position, and so many to the right."""
     value = convert.tensor(call.arguments["self"])
@@ -119,7 +111,7 @@ def _diagonal(convert: Converter, call: Call) -> Traced:
     return squeezed(taken(convert, value, index, rank - 1), [rank - 1])
 
 
-@_for("index.Tensor")
+@_TABLE.of("index.Tensor")
 def _index(convert: Converter, call: Call) -> Traced:
     """``x[arange(n), t]``: one element of each row."""
     value = convert.tensor(call.arguments["self"])
@@ -137,7 +129,7 @@ def _index(convert: Converter, call: Call) -> Traced:
     return squeezed(taken(convert, value, unsqueezed(last, 1), 1), [1])
 
 
-@_for("nll_loss_forward", "nll_loss2d_forward")
+@_TABLE.of("nll_loss_forward", "nll_loss2d_forward")
 def _nll_loss(convert: Converter, call: Call) -> Any:
     arguments = call.arguments
     value, target = _with_batch(convert, arguments)
@@ -181,7 +173,7 @@ def _weight_of(convert: Converter, arguments: Mapping[str, Any], target: Traced)
     return squeezed(taken(convert, weight, index, len(target.axes)), [len(target.axes)])
 
 
-@_for("nll_loss_backward", "nll_loss2d_backward")
+@_TABLE.of("nll_loss_backward", "nll_loss2d_backward")
 def _nll_loss_backward(convert: Converter, call: Call) -> Traced:
     arguments = call.arguments
     value, target = _with_batch(convert, arguments)

@@ -7,28 +7,20 @@ import ``fusec.ir`` and, of the frontend, the ``trace_*`` modules but ``trace`` 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
-from fusec.frontend.trace_convert import Converter, Special, dims
+from fusec.frontend.trace_convert import Converter, Special, Specials, dims
 from fusec.frontend.trace_record import Call
 from fusec.frontend.trace_values import Traced, permuted, squeezed, unsqueezed
 from fusec.frontend.trace_views import Step
 
-_TABLE: dict[str, Special] = {}
+_TABLE = Specials()
 
 
-def _for(*names: str) -> Callable[[Special], Special]:
-    def keep(function: Special) -> Special:
-        _TABLE.update(dict.fromkeys(names, function))
-        return function
-
-    return keep
-
-
-@_for("alias", "detach", "lift_fresh", "lift_fresh_copy", "clone", "contiguous", "positive")
+@_TABLE.of("alias", "detach", "lift_fresh", "lift_fresh_copy", "clone", "contiguous", "positive")
 def _same(convert: Converter, call: Call) -> Traced:
     value = convert.values[id(call.arguments["self"])]
     if call.name in ("clone", "contiguous"):
@@ -36,7 +28,7 @@ def _same(convert: Converter, call: Call) -> Traced:
     return replace(value, stopped=True) if call.name == "detach" else value
 
 
-@_for("_to_copy")
+@_TABLE.of("_to_copy")
 def _cast(convert: Converter, call: Call) -> Traced:
     given, dtype = call.arguments["self"], call.arguments["dtype"]
     device = call.arguments.get("device")
@@ -54,13 +46,13 @@ def _same_device(own: Any, wanted: Any) -> bool:
     return own.type == wanted.type and wanted.index in (None, own.index)
 
 
-@_for("unsqueeze")
+@_TABLE.of("unsqueeze")
 def _unsqueeze(convert: Converter, call: Call) -> Traced:
     value = convert.tensor(call.arguments["self"])
     return unsqueezed(value, int(call.arguments["dim"]) % (len(value.axes) + 1))
 
 
-@_for("squeeze")
+@_TABLE.of("squeeze")
 def _squeeze(convert: Converter, call: Call) -> Traced:
     value = convert.tensor(call.arguments["self"])
     named = call.arguments.get("dim")
@@ -69,7 +61,7 @@ def _squeeze(convert: Converter, call: Call) -> Traced:
     return squeezed(value, [i for i in wanted if value.lengths[i] == 1])
 
 
-@_for("permute", "transpose", "t")
+@_TABLE.of("permute", "transpose", "t")
 def _permute(convert: Converter, call: Call) -> Traced:
     value = convert.tensor(call.arguments["self"])
     rank = len(value.axes)
@@ -84,7 +76,7 @@ def _permute(convert: Converter, call: Call) -> Traced:
     return permuted(convert.views, value, order)
 
 
-@_for("expand")
+@_TABLE.of("expand")
 def _expand(convert: Converter, call: Call) -> Traced:
     value = convert.tensor(call.arguments["self"])
     for _ in range(len(call.result.shape) - len(value.axes)):
@@ -92,7 +84,7 @@ def _expand(convert: Converter, call: Call) -> Traced:
     return value
 
 
-@_for("slice.Tensor", "select.int", "split.Tensor", "split_with_sizes", "unbind.int")
+@_TABLE.of("slice.Tensor", "select.int", "split.Tensor", "split_with_sizes", "unbind.int")
 def _cut(convert: Converter, call: Call) -> Any:
     value = convert.tensor(call.arguments["self"])
     axis = int(call.arguments["dim"]) % len(value.axes)
@@ -141,7 +133,7 @@ def part_of(
     return replace(value, node=node, lengths=lengths)
 
 
-@_for("view.default", "_unsafe_view", "reshape", "_reshape_alias")
+@_TABLE.of("view.default", "_unsafe_view", "reshape", "_reshape_alias")
 def _reshape(convert: Converter, call: Call) -> Traced:
     """A view of an argument, or of one axes in front of those that stay; else of a result only."""
     value = convert.values[id(call.arguments["self"])]

@@ -7,29 +7,21 @@ modules but ``trace`` itself.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from fusec.frontend import trace_rows as rows
 from fusec.frontend.resolve_values import Axes
-from fusec.frontend.trace_convert import Converter, Special, correction_of, dims
+from fusec.frontend.trace_convert import Converter, Special, Specials, correction_of, dims
 from fusec.frontend.trace_creation import CREATIONS
 from fusec.frontend.trace_gathers import GATHERS, positions_along
 from fusec.frontend.trace_record import Call
 from fusec.frontend.trace_reshape import VIEWS
 from fusec.frontend.trace_values import Traced, squeezed, unsqueezed
 
-_TABLE: dict[str, Special] = {**VIEWS, **CREATIONS, **GATHERS}
-
-
-def _for(*names: str) -> Callable[[Special], Special]:
-    def keep(function: Special) -> Special:
-        _TABLE.update(dict.fromkeys(names, function))
-        return function
-
-    return keep
+_TABLE = Specials({**VIEWS, **CREATIONS, **GATHERS})
 
 
 def _axis(call: Call, value: Traced, name: str = "dim") -> int:
@@ -40,14 +32,14 @@ def _axis(call: Call, value: Traced, name: str = "dim") -> int:
 # -- activations with options ---------------------------------------------------------------------
 
 
-@_for("gelu")
+@_TABLE.of("gelu")
 def _gelu(convert: Converter, call: Call) -> Traced:
     tanh = call.arguments["approximate"] == "tanh"
     x = convert.tensor(call.arguments["self"])
     return convert.pointwise("gelu_tanh(x)" if tanh else "gelu(x)", x=x)
 
 
-@_for("clamp", "clamp_min", "clamp_max")
+@_TABLE.of("clamp", "clamp_min", "clamp_max")
 def _clamp(convert: Converter, call: Call) -> Traced:
     names = {"min": "lo", "max": "hi"}
     bounds = {own: call.arguments.get(k) for k, own in names.items()}
@@ -57,7 +49,7 @@ def _clamp(convert: Converter, call: Call) -> Traced:
     return convert.pointwise(text, x=convert.tensor(call.arguments["self"]), **found)
 
 
-@_for("div.Tensor_mode", "div.Scalar_mode")
+@_TABLE.of("div.Tensor_mode", "div.Scalar_mode")
 def _rounded_quotient(convert: Converter, call: Call) -> Traced:
     a, b = (convert.operand(call.arguments[k]) for k in ("self", "other"))
     mode = call.arguments["rounding_mode"]
@@ -69,7 +61,7 @@ def _rounded_quotient(convert: Converter, call: Call) -> Traced:
     return convert.pointwise("trunc(a / b)" if floats else "(a - fmod(a, b)) // b", a=a, b=b)
 
 
-@_for("round.decimals")
+@_TABLE.of("round.decimals")
 def _rounded(convert: Converter, call: Call) -> Traced:
     decimals = call.arguments["decimals"]
     text = "round(x * s) / s" if decimals >= 0 else "round(x / s) * s"
@@ -77,7 +69,7 @@ def _rounded(convert: Converter, call: Call) -> Traced:
     return convert.pointwise(text, x=x, s=float(10 ** abs(decimals)))
 
 
-@_for("logit")
+@_TABLE.of("logit")
 def _logit(convert: Converter, call: Call) -> Traced:
     x, eps = convert.tensor(call.arguments["self"]), call.arguments["eps"]
     if eps is None:
@@ -85,12 +77,12 @@ def _logit(convert: Converter, call: Call) -> Traced:
     return convert.pointwise("logit(clamp(x, eps, 1 - eps))", x=x, eps=eps)
 
 
-@_for("log_sigmoid_forward")
+@_TABLE.of("log_sigmoid_forward")
 def _log_sigmoid(convert: Converter, call: Call) -> Any:
     return convert.pointwise("logsigmoid(x)", x=convert.tensor(call.arguments["self"])), None
 
 
-@_for("binary_cross_entropy")
+@_TABLE.of("binary_cross_entropy")
 def _binary_cross_entropy(convert: Converter, call: Call) -> Traced:
     """Within 1e-12 of 0 and 1, PyTorch divides by 1e-12 in the gradient: there it is that of a
     parabola. The gradient of the target is of logarithms without a bound.
@@ -124,7 +116,7 @@ def _binary_cross_entropy(convert: Converter, call: Call) -> Traced:
 # -- rows -----------------------------------------------------------------------------------------
 
 
-@_for("_softmax", "_log_softmax", "_safe_softmax")
+@_TABLE.of("_softmax", "_log_softmax", "_safe_softmax")
 def _softmax(convert: Converter, call: Call) -> Traced:
     value = convert.tensor(call.arguments["self"])
     if call.result.dtype != call.arguments["self"].dtype:
@@ -142,7 +134,7 @@ def _softmax(convert: Converter, call: Call) -> Traced:
     return replace(value, node=result.node)
 
 
-@_for("max.dim", "min.dim")
+@_TABLE.of("max.dim", "min.dim")
 def _extreme(convert: Converter, call: Call) -> Any:
     value = convert.tensor(call.arguments["self"])
     wanted = dims(call.arguments["dim"], len(value.axes), call.name, convert)
@@ -159,13 +151,13 @@ def _extreme(convert: Converter, call: Call) -> Any:
     return found if keepdim else tuple(squeezed(v, wanted) for v in found)
 
 
-@_for("max.default", "min.default")
+@_TABLE.of("max.default", "min.default")
 def _largest(convert: Converter, call: Call) -> Traced:
     value = convert.tensor(call.arguments["self"])
     return convert.reduce(call.name, value, range(len(value.axes)), False)
 
 
-@_for("var_mean", "std_mean")
+@_TABLE.of("var_mean", "std_mean")
 def _spread_and_mean(convert: Converter, call: Call) -> Any:
     value = convert.tensor(call.arguments["self"])
     wanted = dims(call.arguments.get("dim"), len(value.axes), call.name, convert)
@@ -176,7 +168,7 @@ def _spread_and_mean(convert: Converter, call: Call) -> Any:
     return spread, convert.reduce("mean", value, wanted, keepdim)
 
 
-@_for("linalg_vector_norm")
+@_TABLE.of("linalg_vector_norm")
 def _norm(convert: Converter, call: Call) -> Traced:
     value = convert.tensor(call.arguments["self"])
     dtype, order = call.arguments.get("dtype"), call.arguments["ord"]
@@ -204,7 +196,7 @@ def _norm(convert: Converter, call: Call) -> Traced:
     return convert.pointwise(root, x=total, p=1 / order)
 
 
-@_for("native_layer_norm")
+@_TABLE.of("native_layer_norm")
 def _layer_norm(convert: Converter, call: Call) -> Any:
     arguments = call.arguments
     value = convert.tensor(arguments["input"])
@@ -218,7 +210,7 @@ def _layer_norm(convert: Converter, call: Call) -> Any:
     return _scaled(convert, less, scale, arguments), centre, scale
 
 
-@_for("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
+@_TABLE.of("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
       "cudnn_batch_norm", "_batch_norm_no_update")  # fmt: skip
 def _batch_norm(convert: Converter, call: Call) -> Any:
     arguments = call.arguments

@@ -19,6 +19,7 @@ from fusec.runtime.build_cpp import find_compiler
 from fusec.runtime.build_cuda import CudaCompiler
 from fusec.runtime.cache import MANIFEST, default_store
 
+# The calls that are kept here are of C++ kernels; .ci/run installs a compiler.
 pytestmark = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 
 FORMULA = "x * s - mean(x)"
