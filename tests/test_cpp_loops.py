@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import fusec
-from fusec.codegen import schedule
+from fusec.codegen import schedule_cpp
 from fusec.runtime.build_cpp import find_compiler
 
 # Without a compiler there is no C++ backend, and nothing of it to test; .ci/run installs one.
@@ -27,8 +27,8 @@ def numbers(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
 @pytest.fixture
 def streaming(monkeypatch: pytest.MonkeyPatch) -> None:
     """Results of every size go past the caches."""
-    monkeypatch.setattr(schedule, "STREAM_BYTES", 0)
-    monkeypatch.setattr(schedule, "STREAM_STRETCH", 0)
+    monkeypatch.setattr(schedule_cpp, "STREAM_BYTES", 0)
+    monkeypatch.setattr(schedule_cpp, "STREAM_STRETCH", 0)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -36,8 +36,8 @@ def streaming(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_turned_operands(dtype: torch.dtype, large: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     """Results that are large go past the caches from here as well."""
     if large:
-        monkeypatch.setattr(schedule, "STREAM_BYTES", 0)
-        monkeypatch.setattr(schedule, "STREAM_STRETCH", 0)
+        monkeypatch.setattr(schedule_cpp, "STREAM_BYTES", 0)
+        monkeypatch.setattr(schedule_cpp, "STREAM_STRETCH", 0)
     f = fusec.compile("2*x + y*b + c", inputs=["x", "y", "b", "c"])
     for rows, cols in SHAPES:
         x, y = numbers(rows, cols, dtype=dtype), numbers(cols, rows, dtype=dtype).T
@@ -146,6 +146,6 @@ def test_streams_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
     for formula in ("softmax(x)", "gelu(x)", "x*rsqrt(mean(x*x) + 1e-6)"):
         streamed = fusec.compile(formula)(x)
         with monkeypatch.context() as patch:
-            patch.setattr(schedule, "STREAM_BYTES", 1 << 60)
+            patch.setattr(schedule_cpp, "STREAM_BYTES", 1 << 60)
             plain = fusec.compile(formula)(x)
         assert torch.equal(streamed, plain)

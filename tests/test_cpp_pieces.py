@@ -12,7 +12,7 @@ import torch
 
 import fusec
 from fusec import settings
-from fusec.codegen.schedule import SHARED_ROW
+from fusec.codegen.schedule_cpp import SHARED_ROW
 from fusec.runtime.build_cpp import find_compiler
 
 # Without a compiler there is no C++ backend, and nothing of it to test; .ci/run installs one.

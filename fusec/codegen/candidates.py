@@ -11,7 +11,7 @@ from dataclasses import replace
 from itertools import product
 
 from fusec.codegen.kernel import Config, Form
-from fusec.codegen.schedule import STREAM_BLOCK, STREAM_ROW_BLOCK
+from fusec.codegen.schedule_cpp import STREAM_BLOCK, STREAM_ROW_BLOCK
 from fusec.errors import BuildError
 
 _FACTORS = (1.0, 0.5, 2.0, 0.25, 4.0)

@@ -141,24 +141,28 @@ def arrange(
     accesses: Sequence[Operand],
     sizes: Mapping[Dim, int],
     strides: Sequence[Sequence[int]],
+    any_rows: bool = False,
 ) -> Arrangement:
     """Merge axes and classify strides. ``strides[k]`` are operand k's own, one for each axis of its
     buffer's shape.
 
-    A gather's strides include the gathered axis as the last.
+    A gather's strides include the gathered axis as the last. ``any_rows``: a row alone is laid out
+    as one of several, if some axis of length 1 can stand for them.
     """
     rank = len(region.space)
     extents = [sizes[e] if isinstance(e, Dim) else e for e in region.space]
+    wide = [a for a in range(rank) if region.space[a] != 1]
+    reduced = {a for a in wide if a - rank in region.axes}
+    lone = _lone_axis(region, wide, reduced) if any_rows else None
+    if lone is not None:
+        wide = sorted((*wide, lone))
     full: list[list[int]] = []
     spans: list[list[bool]] = []
     for operand, own in zip(accesses, strides, strict=True):
         pad = rank - len(operand.shape)
-        spans.append([False] * pad + [e != 1 for e in operand.shape])
-        full.append(
-            [0] * pad + [s if e != 1 else 0 for s, e in zip(own, operand.shape, strict=True)]
-        )
-    wide = [a for a in range(rank) if region.space[a] != 1]
-    reduced = {a for a in wide if a - rank in region.axes}
+        span = [e != 1 or pad + a == lone for a, e in enumerate(operand.shape)]
+        spans.append([False] * pad + span)
+        full.append([0] * pad + [s if wide else 0 for s, wide in zip(own, span, strict=True)])
     pinned = {rank + a for a in pinned_axes(region)}
     if region.axes:
         kept = [a for a in wide if a not in reduced]
@@ -171,6 +175,14 @@ def arrange(
         groups = _merge(sorted(wide, key=lambda a: -full[lead][a]), full, spans, extents, pinned)
         row_groups, col_groups = groups[:-1], groups[-1:]
     return _classify(accesses, strides, sizes, row_groups, col_groups, full, spans, extents)
+
+
+def _lone_axis(region: Region, wide: Sequence[int], reduced: set[int]) -> int | None:
+    """The axis of length 1 next to the reduced ones where all others are reduced."""
+    if not reduced or len(reduced) < len(wide):
+        return None
+    free = [a for a in range(len(region.space)) if a not in reduced]
+    return min(free, key=lambda a: min(abs(a - b) for b in reduced)) if free else None
 
 
 def _merge(

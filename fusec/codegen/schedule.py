@@ -46,22 +46,6 @@ SHORT_COLUMN = 512  # elements reduced along a strided axis that one program tak
 SHORT_ACROSS = 16384  # so many of those side by side fill the GPU with narrow tiles
 JOINED_ACROSS = 1024  # sums of so few columns have many parts, which many programs join
 ELEMENTS_PER_PROGRAM = 2048  # of 16 bits; half as many of 32
-PREFETCH_COLUMNS = 32768  # the next row has to fit the cache beside this one
-STREAM_BYTES = 16 << 20  # a result of this size leaves a core's caches before it is read again
-STREAM_STRETCH = 1024  # bytes; shorter ones would be half of lines
-# Results that go past the caches at a time. Few let writing go on beside fetching and computing; a
-# kernel that has fetched the next row while it reduced this one does nothing else, and many pay.
-STREAM_BLOCK, STREAM_ROW_BLOCK = 128, 1024
-# Columns of so few that it is the rows that fill a CPU's vectors, and bytes of a row of a result: a
-# vector writes rows element by element.
-SHORT_ROW, SHORT_BYTES = 16, 32
-# What is so long is reduced in parts by a CPU: elements below each other, and a row that a core's
-# second cache may not hold from one sweep to the next, and not beside the next row. Reductions that
-# wait for one another then take such a row in pieces that the first cache holds.
-SHARED_COLUMN = 1024
-SHARED_ROW = PREFETCH_COLUMNS + 1
-KEPT_COLUMNS = 1 << 22  # a buffer that is longer is mapped anew for each row, which costs more
-CPU_TILE = 64  # stands for the tile of an operand that a CPU turns
 # From here on offsets are int64; blocks may overhang by less than 2**20.
 WIDE_OFFSETS = 2**31 - 2**20
 
@@ -81,18 +65,25 @@ def choose_triton(
     wide = arrangement.span >= WIDE_OFFSETS or arrangement.rows * arrangement.cols >= WIDE_OFFSETS
     if invariant and form is Form.ROWS:
         many = replace(arrangement, row_sizes=(ANY_ROWS,))
-        config = choose_triton(form, accesses, many, single=single)
-        alone = 1 if config.resident else config.block_rows
-        return replace(config, block_rows=alone, wide_index=wide)
+        config = _of_rows(accesses, many, wide, single, alone=False)
+        return replace(config, block_rows=1) if config.resident else config
     if form is Form.FLAT:
         return Config(1, _elements(accesses, arrangement), warps=4, wide_index=wide)
     if form is Form.TILE:
         return _tile(accesses, arrangement, wide)
+    alone = not arrangement.layout.rows
+    return _of_rows(accesses, arrangement, wide, single, alone)
+
+
+def _of_rows(
+    accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool, single: bool, alone: bool
+) -> Config:
+    """A kernel that reduces. ``alone``: it is for one row, and never for more."""
     if rows_contiguous(arrangement):
-        alone = _of_one(accesses, arrangement)
-        config = _columns(accesses, arrangement, wide, single and not alone)
-        return _summed_columns(config, accesses, arrangement) if single and alone else config
-    config = _rows(accesses, arrangement, wide)
+        one = _of_one(accesses, arrangement)
+        config = _columns(accesses, arrangement, wide, single and not one)
+        return _summed_columns(config, accesses, arrangement) if single and one else config
+    config = _rows(accesses, arrangement, wide, alone)
     return config if config.resident else _shared(config, accesses, arrangement, single)
 
 
@@ -230,7 +221,9 @@ def _tile(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -
     return Config(max(1, elements // columns), columns, warps=4, wide_index=wide)
 
 
-def _rows(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -> Config:
+def _rows(
+    accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool, alone: bool
+) -> Config:
     """A row in registers while its tiles fit, else a loop; several short rows to a program, unless
     there are so few that each is on its way alone. Operands that all rows share come first then:
     nothing else happens while they do. Neither changes a bit of a result.
@@ -244,7 +237,6 @@ def _rows(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -
     even = block == arrangement.cols
     share = LONG_BYTES_PER_WARP if block * stored >= LONG_ROW_BYTES else BYTES_PER_WARP
     few = arrangement.rows <= FULL_GRID
-    alone = not arrangement.layout.rows
     if len(full) == len(read):
         one = alone or (few and block * stored >= WARP_LOAD_BYTES)
         rows = 1 if one else max(1, LONG_BYTES_PER_WARP // (block * stored))
@@ -340,60 +332,3 @@ def rows_contiguous(arrangement: Arrangement) -> bool:
     )
     along_cols = any(s[-1] == 1 and any(s[:rows]) for s in arrangement.layout.strides)
     return along_rows and not along_cols
-
-
-def choose_cpp(
-    form: Form,
-    accesses: tuple[Operand, ...],
-    arrangement: Arrangement,
-    sweeps: int,
-    in_pieces: int,
-) -> Config:
-    """The Config of a C++ kernel: which axis the lanes run along, whether loops go in tiles,
-    whether long reductions go in parts, those of long rows in pieces, and whether results pass by
-    the caches. ``sweeps``: how many reduce, one after the other, and how many do ``in_pieces``.
-    """
-    short = arrangement.cols <= SHORT_ROW and _row_bytes(accesses, arrangement) <= SHORT_BYTES
-    along = form is Form.ROWS and (short or rows_contiguous(arrangement))
-    long = arrangement.cols >= (SHARED_COLUMN if along else SHARED_ROW)
-    side = CPU_TILE if form is Form.TILE and _turned(arrangement) else 1
-    stream = not along and _is_large(accesses, arrangement)
-    rows_near = not along and arrangement.cols <= PREFETCH_COLUMNS
-    return Config(
-        side,
-        side,
-        resident=False,
-        wide_index=True,
-        prefetch=rows_near if form is Form.ROWS else stream and side == 1,
-        lanes_along_rows=along,
-        shared=form is Form.ROWS and long,
-        pieces=form is Form.ROWS and long and not along and in_pieces < sweeps,
-        stream=stream_block(sweeps) if stream else 0,
-        keep=form is Form.ROWS and not along and arrangement.cols <= KEPT_COLUMNS,
-    )
-
-
-def stream_block(sweeps: int) -> int:
-    """How many results of a C++ kernel go past the caches at a time, if any do."""
-    return STREAM_ROW_BLOCK if sweeps > 1 else STREAM_BLOCK
-
-
-def _is_large(accesses: tuple[Operand, ...], arrangement: Arrangement) -> bool:
-    """Whether the largest result fills STREAM_BYTES, in stretches worth writing past a cache."""
-    results = [k for k, operand in enumerate(accesses) if operand.kind == "root"]
-    full = [k for k in results if all(arrangement.layout.strides[k])]
-    width = max((accesses[k].node.dtype.itemsize for k in full), default=0)
-    stretch = arrangement.cols * width
-    return stretch * arrangement.rows >= STREAM_BYTES and stretch >= STREAM_STRETCH
-
-
-def _row_bytes(accesses: tuple[Operand, ...], arrangement: Arrangement) -> int:
-    """Bytes of a row of the widest result that has rows; 0 where no result has."""
-    full = (o for k, o in enumerate(accesses) if o.kind == "root" and is_tile(k, arrangement))
-    return arrangement.cols * max((o.node.dtype.itemsize for o in full), default=0)
-
-
-def _turned(arrangement: Arrangement) -> bool:
-    """Whether some operand's memory runs along the rows and not along the columns."""
-    rows = len(arrangement.layout.rows)
-    return any(1 in s[:rows] and s[-1] not in (0, 1) for s in arrangement.layout.strides)

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from fusec import settings
-from fusec.codegen import schedule, schedule_cuda
+from fusec.codegen import schedule, schedule_cpp, schedule_cuda
 from fusec.codegen.kernel import Config, Form, Kernel
 from fusec.codegen.layout import Arrangement, Operand, arrange, operands
 from fusec.codegen.lower import CPP, CUDA, TRITON, Job, lower, reductions_of, runs_along, sweeps_of
@@ -273,9 +273,9 @@ def lay_out(
         else:
             shape = concrete(operand.node.shape, sizes)
             strides.append(output_strides.get(operand.name) or contiguous(shape))
-    arrangement = arrange(region, accesses, sizes, strides)
-    form = form_of(region, arrangement)
-    reason, invariant = None, special.formula.batch_invariant
+    invariant = special.formula.batch_invariant
+    arrangement = arrange(region, accesses, sizes, strides, invariant and backend != "cpp")
+    form, reason = form_of(region, arrangement), None
     running, count = runs_along(region, CUDA.online), len(reductions_of(region))
     if where.automatic and backend == "triton":
         alone = not region.columns  # Triton can take sums over the rows along
@@ -284,7 +284,7 @@ def lay_out(
         backend = "triton" if reason is None else "cuda"
     if backend == "cpp":
         apart, joined = sweeps_of(region, ()), sweeps_of(region, CPP.online)
-        config = schedule.choose_cpp(form, accesses, arrangement, apart, joined)
+        config = schedule_cpp.choose_cpp(form, accesses, arrangement, apart, joined)
     elif backend == "cuda":
         even = [_begins_even(special, operand, where.aligned) for operand in accesses]
         config = schedule_cuda.choose_cuda(

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -15,13 +17,15 @@ NORM = "layer_norm(x, w, b)"
 TEXTS = ("logsumexp(x)", "var(x)", "sum(x)", "max(x)", "softmax(x)", "rms_norm(x, w)", NORM)
 
 
-def config_of(text: str, rows: int, cols: int, dtype: DType, invariant: bool = False) -> Config:
+def config_of(
+    text: str, rows: int, cols: int, dtype: DType, invariant: bool = False, backend: str = "triton"
+) -> Config:
     row = Argument(dtype, (cols,), (1,))
     function = fusec.compile(text, batch_invariant=invariant)
     shared = len(function.inputs) - 1
     arguments = [Argument(dtype, (rows, cols), (cols, 1)), *[row] * shared]
     special = function.specialization(arguments)
-    (laid,) = lay_out_all(special, arguments, dict(special.sizes(arguments)), {}, "triton")[1]
+    (laid,) = lay_out_all(special, arguments, dict(special.sizes(arguments)), {}, backend)[1]
     return laid.config
 
 
@@ -48,10 +52,43 @@ def test_short_rows_share_a_warp_unless_they_are_few() -> None:
     assert config_of("logsumexp(x)", 132, 64, BF16).block_rows == 32
 
 
-def test_batch_invariance_asks_for_no_number_of_rows() -> None:
-    for text in TEXTS:
-        few, many = (config_of(text, rows, 1024, BF16, invariant=True) for rows in (8, 1 << 17))
-        assert few == many
+@pytest.mark.parametrize("backend", ["triton", "cuda"])
+@pytest.mark.parametrize("cols", [7, 63, 64, 1000, 1024, 4096, 4097, 40_000, 300_001])
+def test_batch_invariance_asks_for_no_number_of_rows(cols: int, backend: str) -> None:
+    def chosen(text: str, rows: int, dtype: DType) -> Config:
+        config = config_of(text, rows, cols, dtype, invariant=True, backend=backend)
+        # Offsets, and whether blocks stay, change no order of additions.
+        stays = {"turns": False, "staged": (), "ahead": 0, "warps": 8, "blocks": 4, "block_rows": 1}
+        return replace(config, wide_index=False, **stays if config.turns else {})
+
+    for text in (*TEXTS, "softmax(x), sum(x)"):
+        for dtype in (BF16, F32):
+            many = chosen(text, 1 << 17, dtype)
+            for rows in (1, 2, 8, 513):  # a row alone as well, whose tensor has no axis of rows
+                assert chosen(text, rows, dtype) == many
+
+
+@pytest.mark.parametrize("backend", ["triton", "cuda"])
+@pytest.mark.parametrize("length", [63, 4096, 40_000])
+def test_batch_invariance_asks_for_no_number_of_columns(length: int, backend: str) -> None:
+    for text in ("sum(x, axis=0)", "softmax(x, axis=0)", "var(x, axis=0)"):
+        configs = {
+            config_of(text, length, columns, F32, invariant=True, backend=backend)
+            for columns in (2, 8, 513)
+        }
+        assert len({replace(c, wide_index=False) for c in configs}) == 1
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("backend", ["auto", "triton", "cuda"])
+@pytest.mark.parametrize("cols", [7, 63, 64, 1000, 4097, 50_257, 300_001])
+def test_a_batch_changes_no_bit(cols: int, backend: str) -> None:
+    function = fusec.compile("softmax(x), sum(x), var(x)", backend=backend, batch_invariant=True)
+    x = torch.randn(600, cols, device="cuda")
+    many = function(x)
+    for rows in (1, 2, 33):
+        for few, all_rows in zip(function(x[:rows]), many, strict=True):
+            assert same_bits(few, all_rows[:rows])
 
 
 @pytest.mark.gpu

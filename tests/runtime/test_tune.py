@@ -135,6 +135,11 @@ def test_options_survive_a_pickle() -> None:
 
 
 def arrangement(rows: int, cols: int, *, columns: bool = False) -> Arrangement:
+    """Of one operand; a single row has no axis of rows."""
+    if rows == 1 and not columns:
+        return Arrangement(
+            Layout((), ((0,),), ((1,),), (0,)), (), (cols,), ((1,),), (0,), (0,), cols
+        )
     strides: tuple[int | str, ...] = (1, "rows") if columns else ("cols", 1)
     numbers = (1, rows) if columns else (cols, 1)
     layout = Layout(((0,),), ((1,),), (strides,), (0,))
