@@ -25,6 +25,7 @@ TOOLS = ("memcheck", "racecheck", "initcheck", "synccheck")
 FOUND, LEFT_OUT = 86, 87  # exit codes of the tool and of a run that was too slow
 _TOOLKIT = "/usr/local/cuda/bin"
 _TAIL = 60  # lines of what a tool said
+_CASE = "case: "
 _SLACK = 120.0  # seconds beyond the budget after which a process is ended
 
 
@@ -84,7 +85,9 @@ def run_cases(options: argparse.Namespace) -> int:
             print(f"left out, from {case.name!r} on: {len(chosen) - number} of {len(chosen)} cases")
             return LEFT_OUT
         for backend in options.backend or BACKENDS:
+            print(f"{_CASE}{case.name}, {backend}", flush=True)
             case.run(backend, "cuda")
+            torch.cuda.synchronize()  # so that what a tool says stands below the case
     print(f"{len(chosen)} cases on {', '.join(options.backend or BACKENDS)}")
     return 0
 
@@ -118,9 +121,17 @@ def _outcome(tool: str, process: subprocess.Popen[bytes], log: Path, deadline: f
     said = log.read_text(encoding="utf-8", errors="replace").splitlines()
     words = {0: "clean", FOUND: "findings", LEFT_OUT: "too slow for its time"}
     print(f"{tool}: {words.get(code, f'failed with {code}')}")
-    for line in said[-_TAIL:] if code else said[-2:]:
+    for line in telling(said)[-_TAIL:] if code else said[-2:]:
         print(f"  {line}")
     return 1 if code else 0
+
+
+def telling(said: Sequence[str]) -> list[str]:
+    """What a tool said, less the cases of which it said nothing."""
+    pairs = zip(said, [*said[1:], _CASE], strict=True)
+    return [
+        line for line, after in pairs if not (line.startswith(_CASE) and after.startswith(_CASE))
+    ]
 
 
 def _command(options: argparse.Namespace) -> list[str]:

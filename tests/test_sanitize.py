@@ -132,3 +132,9 @@ def test_a_budget_that_is_spent_is_no_success(
 @pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
 def test_every_case_on_a_gpu(case: Case, backend: str) -> None:
     case.run(backend, "cuda")
+
+
+def test_a_finding_stands_below_its_case() -> None:
+    said = ["case: one, cuda", "case: two, triton", "===== a race", "case: three, cuda", "end"]
+    assert sanitize.telling(said) == [*said[1:3], *said[3:]]
+    assert sanitize.telling(["case: one, cuda", "case: two, cuda"]) == []
