@@ -37,13 +37,22 @@ __device__ T across_block(T value, T (&slots)[WARPS]) {
 }
 """
 
-_EXPECT = """
-// Begins to wait for `bytes` from the blocks of the cluster; one thread does.
-__device__ void expect(unsigned long long& barrier, unsigned bytes) {
+_OPEN_BARRIER = """
+// Makes a barrier at which one thread arrives in each phase.
+__device__ void open_barrier(unsigned long long& barrier) {
   const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(&barrier));
   asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" : : "r"(place));
   asm volatile("fence.mbarrier_init.release.cluster;" : : : "memory");
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" : : "r"(place), "r"(bytes));
+}
+"""
+
+_EXPECT = """
+// Says how many bytes are to come from the blocks of the cluster, before or after they do; one
+// thread does.
+__device__ void expect(unsigned long long& barrier, unsigned bytes) {
+  const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(&barrier));
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
+               : : "r"(place), "r"(bytes) : "memory");
 }
 """
 
@@ -83,6 +92,7 @@ __device__ T across_cluster(T value, unsigned long long (&slots)[CLUSTER * WARPS
   constexpr int SLOTS = CLUSTER * WARPS, WIDTH = SLOTS < 32 ? SLOTS : 32;
   value = across_lanes<Join, 32>(value);
   const int lane = threadIdx.x % 32, mine = blockIdx.x % CLUSTER * WARPS + threadIdx.x / 32;
+  if (threadIdx.x == 0) expect(barrier, sizeof(slots));
   if (lane < CLUSTER) send(slots[mine], bits_of(value), barrier, lane);
   receive(barrier);
   value = from_bits<T>(slots[lane % WIDTH]);
@@ -90,15 +100,6 @@ __device__ T across_cluster(T value, unsigned long long (&slots)[CLUSTER * WARPS
     value = Join::join(value, from_bits<T>(slots[k]));
   }
   return across_lanes<Join, WIDTH>(value);
-}
-"""
-
-_EXPECT_AGAIN = """
-// Begins to wait for `bytes` once more, after all of before have come.
-__device__ void expect_again(unsigned long long& barrier, unsigned bytes) {
-  const unsigned place = static_cast<unsigned>(__cvta_generic_to_shared(&barrier));
-  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;"
-               : : "r"(place), "r"(bytes) : "memory");
 }
 """
 
@@ -124,10 +125,9 @@ struct Meeting {
 """
 
 _OPEN_MEETING = """
-// Begins to wait for what is sent in the first two turns; one thread does.
 __device__ void open_meeting(Meeting& meeting) {
-  expect(meeting.barrier[0], sizeof(meeting.slots[0]));
-  expect(meeting.barrier[1], sizeof(meeting.slots[1]));
+  open_barrier(meeting.barrier[0]);
+  open_barrier(meeting.barrier[1]);
 }
 """
 
@@ -142,9 +142,9 @@ __device__ T across_cluster_in_turn(T value, Meeting& meeting, int turn) {
   value = across_lanes<Join, 32>(value);
   const int lane = threadIdx.x % 32;
   const int mine = (blockIdx.x % CLUSTER * GROUP + threadIdx.x % GROUP) / 32;
+  if (threadIdx.x % GROUP == 0) expect(barrier, sizeof(slots));
   if (lane < CLUSTER) send(slots[mine], bits_of(value), barrier, lane);
   receive_again(barrier, turn / 2);
-  if (threadIdx.x % GROUP == 0) expect_again(barrier, sizeof(slots));
   value = from_bits<T>(slots[lane % WIDTH]);
   for (int k = lane % WIDTH + WIDTH; k < SLOTS; k += WIDTH) {
     value = Join::join(value, from_bits<T>(slots[k]));
@@ -184,6 +184,10 @@ __device__ void online_across_cluster(T& largest, T& total,
   const T peak = across_lanes<Maximum, 32>(largest);
   total = across_lanes<Sum, 32>(total * exponential(largest - finite_base(peak)));
   const int lane = threadIdx.x % 32, mine = blockIdx.x % CLUSTER * WARPS + threadIdx.x / 32;
+  if (threadIdx.x == 0) {
+    expect(largest_barrier, sizeof(largest_slots));
+    expect(total_barrier, sizeof(total_slots));
+  }
   if (lane < CLUSTER) {
     send(largest_slots[mine], bits_of(peak), largest_barrier, lane);
     send(total_slots[mine], bits_of(total), total_barrier, lane);
@@ -241,11 +245,11 @@ JOINS: dict[str, str] = {
     "Minimum": _JOINER.format(name="Minimum", joined="minimum(a, b)"),
     "across_lanes": _ACROSS_LANES,
     "across_block": _ACROSS_BLOCK,
+    "open_barrier": _OPEN_BARRIER,
     "expect": _EXPECT,
     "send": _SEND,
     "receive": _RECEIVE,
     "across_cluster": _ACROSS_CLUSTER,
-    "expect_again": _EXPECT_AGAIN,
     "receive_again": _RECEIVE_AGAIN,
     "Meeting": _MEETING,
     "open_meeting": _OPEN_MEETING,

@@ -162,7 +162,7 @@ class Reductions(Vectors):
             self.writer.line(f"__shared__ unsigned long long {name}_barrier;")
         with self._block("if (threadIdx.x == 0) {"):
             for name in names:
-                self.writer.line(f"expect({name}_barrier, sizeof({name}_slots));")
+                self.writer.line(f"open_barrier({name}_barrier);")
         self.writer.line("__cluster_barrier_arrive_relaxed();")
 
     def _meet_in_turns(self, names: Sequence[str]) -> None:

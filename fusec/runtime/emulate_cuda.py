@@ -46,9 +46,9 @@ inline float16 narrow_float16(float x) {
 }
 """,
     "load_early": HELPERS["load_vector"].replace("load_vector", "load_early"),
+    "open_barrier": "\ninline void open_barrier(unsigned long long& barrier) { barrier = 0; }\n",
     "expect": """
 inline void expect(unsigned long long& barrier, unsigned bytes) {
-  barrier = 0;
   cuda_on_cpu::counter(barrier).arrive(bytes);
 }
 """,
@@ -66,11 +66,6 @@ inline void receive(unsigned long long& barrier) {
 }
 """,
     "quick_exp": "\ninline float quick_exp(float x) { return expf(x); }\n",
-    "expect_again": """
-inline void expect_again(unsigned long long& barrier, unsigned bytes) {
-  cuda_on_cpu::counter(barrier).arrive(bytes);
-}
-""",
     "receive_again": """
 inline void receive_again(unsigned long long& barrier, int again) {
   while (cuda_on_cpu::counter(barrier).phase == again % 2) cuda_on_cpu::yield();
