@@ -16,7 +16,7 @@ from fusec.cli.suites.declared import FEW_ROWS
 from fusec.cli.suites.systems import COMPILED
 
 BEHIND = "▽"
-FUSEC = ("fusec", "fusec-out", "bind", "graph")  # what is not a competitor
+FUSEC = ("fusec", "fusec-out", "bind", "bind-out", "graph")  # what is not a competitor
 # The systems in the order of the columns, and what stands above them.
 SYSTEMS = {
     "eager": "eager",
@@ -32,6 +32,7 @@ SYSTEMS = {
     "fusec": "fusec",
     "fusec-out": "fusec out=",
     "bind": "fusec bind",
+    "bind-out": "fusec bind out",
 }
 _BY_NAME = {
     "eager": "eager",

@@ -240,19 +240,19 @@ class CompiledFunction:
             self._levels = torch.autograd.forward_ad  # the launcher does not see tangents
             self._fast = table
 
-    def bind(self, /, *args: Any, **named: Any) -> BoundCall:
+    def bind(self, /, *args: Any, out: Any = None, **named: Any) -> BoundCall:
         """A prepared call for inputs of these shapes, strides and types: the least work per call.
 
         The bound call takes tensors like the ones given (or nothing: then those) in the order of
-        the inputs, does not look at them again, and returns fresh outputs, without gradients:
-        UnsupportedError where an input requires grad.
+        the inputs, does not look at them again, and returns fresh outputs, or writes to ``out``
+        each time; without gradients: UnsupportedError where an input requires grad.
         """
-        call = Call(self._formula, by_name(self._formula, args, named), None, self._backend)
+        call = Call(self._formula, by_name(self._formula, args, named), out, self._backend)
         if call.tracked:
             from fusec.runtime.autograd import refuse_bound
 
             refuse_bound()
-        return BoundCall(self._prepared(call), call)
+        return BoundCall(self._prepared(call), call, self)
 
     def as_operator(self, name: str, numbers: Sequence[str] = ()) -> Any:
         """The formula as a ``torch.library`` operator, for as long as the process lives:

@@ -352,6 +352,28 @@ def test_bound_calls(backend: Backend) -> None:
 
 
 @on_every_backend
+def test_a_bound_call_into_given_memory(backend: Backend) -> None:
+    function = backend.compile("softmax(x)")
+    first = backend.place(torch.tensor([[0.0, 1.0, 2.0], [3.0, 1.0, 0.0]]))
+    other = backend.place(torch.tensor([[2.0, 2.0, 1.0], [1.0, 5.0, 0.0]]))
+    x, out = first.clone(), torch.zeros_like(first)
+    bound = function.bind(x, out=out)
+    for _ in range(5):  # from some call on by the compiled launcher
+        out.zero_()
+        assert bound() is out
+        same(out, function(first))
+    x.copy_(other)  # the memory is bound, not the numbers
+    same(bound(), function(other))
+    out.copy_(first)
+    same(bound(out), function(first))  # what is read is what is written
+    over = function.bind(x, out=x)
+    same(over(), function(other))
+    same(over(), function(function(other)))
+    with pytest.raises(ShapeError, match="out"):
+        function.bind(x, out=backend.place(torch.zeros(3)))
+
+
+@on_every_backend
 def test_a_bound_call_of_empty_tensors(backend: Backend) -> None:
     bound = backend.compile("x + 1").bind(backend.place(torch.empty(0, 3)))
     assert bound().shape == (0, 3)

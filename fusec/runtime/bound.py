@@ -5,7 +5,7 @@ May import ``fusec.errors`` and ``runtime.arguments`` and below.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fusec.errors import UnknownNameError, did_you_mean
@@ -21,12 +21,13 @@ if TYPE_CHECKING:
 class BoundCall:
     """A call with everything decided; see ``CompiledFunction.bind``."""
 
-    __slots__ = ("_call", "_fast", "_outputs", "_prepared", "_temporaries", "_values")
+    __slots__ = ("_call", "_fast", "_outputs", "_prepared", "_temporaries", "_values", "_whole")
 
-    def __init__(self, prepared: Prepared, call: Call) -> None:
+    def __init__(self, prepared: Prepared, call: Call, whole: Callable[..., Any]) -> None:
         self._prepared = prepared
         self._call = call
         self._values = tuple(call.values)
+        self._whole = whole  # the function whose call it is
         self._outputs = prepared.make_outputs
         self._temporaries = prepared.make_temporaries
         self._fast: Any = None
@@ -43,6 +44,8 @@ class BoundCall:
 
         UnknownNameError for another number of them.
         """
+        if self._call.outs is not None:
+            return self._write(values)
         given = values or self._values
         if self._fast is not None:
             result = self._fast(*given)
@@ -62,6 +65,22 @@ class BoundCall:
         results = made(self._outputs)
         self._prepared.run(given, results, made(self._temporaries))
         return results[0] if len(results) == 1 else tuple(results)
+
+    def _write(self, values: tuple[Any, ...]) -> Any:
+        """Into given memory. Other ``values`` may lie there, and are looked at."""
+        call, prepared = self._call, self._prepared
+        outs = call.outs or []
+        if values:
+            return self._whole(*values, out=outs[0] if len(outs) == 1 else tuple(outs))
+        if self._fast is not None:
+            result = self._fast(*self._values, *outs)
+            if result is not NotImplemented:
+                return result
+        operator_calls.refuse_trace()
+        if call.direct and not prepared.reference:
+            launcher.note_repeated()
+            self._fast = launcher.plan_of(prepared, len(self._values), given=True)
+        return run(prepared, call)
 
 
 def by_name(formula: Formula, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:

@@ -296,6 +296,23 @@ def test_a_bound_call_checks_the_number_of_inputs() -> None:
         bound(1.0, x)
 
 
+def test_a_bound_call_writes_to_given_memory() -> None:
+    function = fusec.compile("x * s, sum(x)")
+    x, outs = torch.ones(3), (torch.empty(3), torch.empty(()))
+    bound = function.bind(x, 2.0, out=outs)
+    for turn in range(CALLS):
+        x.fill_(turn)
+        result = bound()
+        assert result[0] is outs[0]
+        assert result[1] is outs[1]
+        assert outs[0].tolist() == [2.0 * turn] * 3
+        assert outs[1].item() == 3.0 * turn
+    assert bound._fast is not None
+    other = torch.full((3,), 5.0)
+    assert bound(other, 3.0)[0].tolist() == [15.0] * 3
+    assert bound()[0].tolist() == [2.0 * turn] * 3  # as bound
+
+
 # -- threads, forks, memory -----------------------------------------------------------------------
 
 

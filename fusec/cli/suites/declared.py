@@ -74,7 +74,7 @@ TIMED = ("eager", "torch", "compile", "max-autotune", "triton", "liger", "quack"
 ON_CPU = ("eager", "torch", "compile", "numexpr", "jax", "fusec", "fusec-out")
 TRAINING = ("eager", "torch", "compile", "max-autotune", "liger", "fusec")
 MODELS = ("eager", "compile", "fusec")
-HOST = ("torch", "triton", "compile", "graph", "fusec", "bind")
+HOST = ("torch", "triton", "compile", "graph", "fusec", "bind", "bind-out")
 COLD = ("eager", "compile", "fusec")
 # A formula op by op, as one call, as the two GPU languages that fusec prints, and compiled by
 # PyTorch; on a CPU the C++ of fusec stands for both languages.

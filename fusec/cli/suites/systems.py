@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from fusec.api import CompiledFunction
 
 PRINTED = {"fusec-cuda": "cuda", "fusec-triton": "triton", "fusec-cpp": "cpp"}  # with the backend
-OURS = ("fusec", "fusec-out", "bind", "graph", *PRINTED)
+OURS = ("fusec", "fusec-out", "bind", "bind-out", "graph", *PRINTED)
 COMPILED = {"compile": "default", "max-autotune": "max-autotune-no-cudagraphs"}
 _CHECKED = 1 << 22  # elements of the largest part that is compared with float64
 # Lengths at which PyTorch's own function for an operation is looked for: all different, none 1.
@@ -191,6 +191,12 @@ def _bind(setting: Setting) -> Contender:
     return setting.contender("fusec bind", setting.compiled.bind(*setting.inputs))
 
 
+def _bind_out(setting: Setting) -> Contender:
+    """Inputs and results bound, as a CUDA graph binds them."""
+    made = setting.compiled(*setting.inputs)
+    return setting.contender("fusec bind out", setting.compiled.bind(*setting.inputs, out=made))
+
+
 def _graph(setting: Setting) -> Contender | None:
     """fusec's kernels, captured in a CUDA graph: what a launch costs without anybody's Python."""
     if setting.device == "cpu":
@@ -293,6 +299,7 @@ SYSTEMS: dict[str, Maker] = {
     "fusec": _fusec,
     "fusec-out": _fusec_out,
     "bind": _bind,
+    "bind-out": _bind_out,
     "fusec-cuda": _printed("cuda", "fusec, CUDA C++"),
     "fusec-triton": _printed("triton", "fusec, Triton"),
     "fusec-cpp": _printed("cpp", "fusec, C++"),

@@ -20,16 +20,17 @@ bool forked = false;
 
 static PyObject *plan_call(PyObject *self, PyObject *const *values, size_t flags, PyObject *words) {
     Plan *plan = (Plan *)self;
-    if (words || PyVectorcall_NARGS(flags) != plan->inputs || in_mode()) Py_RETURN_NOTIMPLEMENTED;
+    Py_ssize_t count = PyVectorcall_NARGS(flags);
+    bool given = count == plan->inputs + plan->outputs;
+    if (words || (count != plan->inputs && !given) || in_mode()) Py_RETURN_NOTIMPLEMENTED;
     int64_t addresses[MOST];
-    for (int k = 0; k < plan->inputs; ++k) {
-        PyObject *value = values[k];
+    for (int k = 0; k < count; ++k) {
         addresses[k] = 0;
-        if (!plan->reads[k]) continue;
-        addresses[k] = address_of(value);
+        if (k < plan->inputs && !plan->reads[k]) continue;
+        addresses[k] = address_of(values[k]);
         if (addresses[k] == -1 && PyErr_Occurred()) return nullptr;
     }
-    return run(plan, values, addresses);
+    return run(plan, values, addresses, given ? values + plan->inputs : nullptr);
 }
 
 static bool read_links(PyObject *pairs, Link *links, int *count) {
