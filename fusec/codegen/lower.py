@@ -132,7 +132,8 @@ def _header(values: Values) -> tuple[str, ...]:
         ", ".join(
             f"{pointer.name.removesuffix('_ptr')} {pointer.storage.name}"
             for key, pointer in values.pointers.items()
-            if pointer.written is written and key in values.touched
+            if (pointer.written and pointer.buffer not in values.again) is written
+            and key in values.touched
         )
         for written in (False, True)
     ]

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 
 from fusec.codegen.kernel import Form
 from fusec.codegen.layout import Arrangement, Operand
-from fusec.codegen.schedule import is_tile, rows_contiguous
+from fusec.codegen.schedule import is_alike, is_tile, rows_contiguous
 from fusec.codegen.schedule_cuda import CLUSTERS_SINCE, READ_COLUMNS, VECTOR_BYTES, is_read_only
 
 # Rows between these are looked at; above them Triton's loop is as quick as any.
@@ -19,6 +19,7 @@ HELD_COLUMNS_16, HELD_COLUMNS_32 = 8192, 32768  # that Triton holds in registers
 SUMMED_COLUMNS_16 = 16384, 32768  # where it does so with two rows that are read and added up
 # Beyond these, rows that are only read take Triton's single sweep.
 ONCE_16, ONCE_32 = 131072, 65536
+LOOPED = "a loop over a long row of 16 bits whose threads have several vectors on their way"
 
 
 def prefer_cuda(
@@ -38,12 +39,10 @@ def prefer_cuda(
     Measured on an H200 at 2^27 elements (``docs/performance.md``); without clusters, and without
     NVRTC or nvcc, it is Triton everywhere.
     """
-    if form is not Form.ROWS or capability < CLUSTERS_SINCE or rows_contiguous(arrangement):
-        return None
     full = [o for k, o in enumerate(accesses) if is_tile(k, arrangement)]
     width, columns = max((o.node.dtype.itemsize for o in full), default=4), arrangement.cols
-    if not all(o.node.dtype.is_float for o in full):
-        return None  # not measured
+    if capability < CLUSTERS_SINCE or not _measured(form, full, arrangement):
+        return None
     read, even = is_read_only(accesses, arrangement), columns * width % VECTOR_BYTES == 0
     if alone and read and even and SHORT_ROW_BYTES[0] <= columns * width <= SHORT_ROW_BYTES[1]:
         return "threads that take several vectors of a short row exchange less"
@@ -51,6 +50,8 @@ def prefer_cuda(
         return "a row that is read once needs few instructions"
     if alone and read and even and reductions > 2 and columns * width > SHORT_ROW_BYTES[1]:
         return "threads that exchange little reduce a row several times"
+    if columns > PREFERRED_COLUMNS[1] and alone and even and width <= 2 and not read:
+        return None if _rows_share(accesses, arrangement) else LOOPED
     if not PREFERRED_COLUMNS[0] < columns <= PREFERRED_COLUMNS[1]:
         return None
     if not even:
@@ -61,6 +62,18 @@ def prefer_cuda(
     if columns > once and read:
         return None  # one sweep reads the row, and nothing needs it again
     return "registers of several blocks hold a long row, which Triton would read twice"
+
+
+def _measured(form: Form, full: Sequence[Operand], arrangement: Arrangement) -> bool:
+    """Whether it is known which of the two is quicker."""
+    floats = all(operand.node.dtype.is_float for operand in full)
+    return form is Form.ROWS and floats and not rows_contiguous(arrangement)
+
+
+def _rows_share(accesses: Sequence[Operand], arrangement: Arrangement) -> bool:
+    """Whether rows share an operand, which Triton's programs of neighbouring rows fetch once."""
+    read = [k for k, operand in enumerate(accesses) if operand.kind != "root"]
+    return any(is_alike(k, arrangement) for k in read)
 
 
 def _triton_holds(columns: int, width: int, rows_read: int) -> bool:

@@ -18,6 +18,7 @@ RESIDENT_BYTES = 128 * 1024  # registers a program may fill with the tiles of on
 LOOP_BLOCK, LOOP_WARPS = 8192, 16
 SHARE_BLOCK, LONG_SHARE_BLOCK = 4096, 8192
 LONG_SHARE_COLUMNS = 1 << 20
+NEAR_SHARES = 4  # times as many parts of such rows where rows share weights, as neighbours do then
 # Tiles of one operand that are only summed: how many are asked for ahead; and of a row that a
 # program has alone.
 SHARE_STAGES, LONE_BYTES, LONE_WARPS = 3, 16 * 1024, 8
@@ -46,6 +47,7 @@ SHORT_COLUMN = 512  # elements reduced along a strided axis that one program tak
 SHORT_ACROSS = 16384  # so many of those side by side fill the GPU with narrow tiles
 JOINED_ACROSS = 1024  # sums of so few columns have many parts, which many programs join
 ELEMENTS_PER_PROGRAM = 2048  # of 16 bits; half as many of 32
+MANY_TENSORS = 5  # of an elementwise kernel, as the gradient of a gate has
 # From here on offsets are int64; blocks may overhang by less than 2**20.
 WIDE_OFFSETS = 2**31 - 2**20
 
@@ -68,7 +70,7 @@ def choose_triton(
         config = _of_rows(accesses, many, wide, single, alone=False)
         return replace(config, block_rows=1) if config.resident else config
     if form is Form.FLAT:
-        return Config(1, _elements(accesses, arrangement), warps=4, wide_index=wide)
+        return _flat(accesses, arrangement, wide)
     if form is Form.TILE:
         return _tile(accesses, arrangement, wide)
     alone = not arrangement.layout.rows
@@ -91,8 +93,11 @@ def _shared(
     config: Config, accesses: tuple[Operand, ...], arrangement: Arrangement, single: bool
 ) -> Config:
     """A looping kernel, or where rows are few one whose programs share them."""
-    block = LONG_SHARE_BLOCK if arrangement.cols >= LONG_SHARE_COLUMNS else SHARE_BLOCK
-    splits = splits_of(arrangement.rows, arrangement.cols, block)
+    near = any(is_alike(k, arrangement) for k, o in enumerate(accesses) if o.kind != "root")
+    long = arrangement.cols >= LONG_SHARE_COLUMNS
+    block = LONG_SHARE_BLOCK if long and not near else SHARE_BLOCK
+    programs = -(-arrangement.rows // NEAR_SHARES) if long and near else arrangement.rows
+    splits = splits_of(programs, arrangement.cols, block)
     if arrangement.rows > BUSY_ROWS or splits == 1:
         return config
     widest = _widest(accesses)
@@ -100,7 +105,6 @@ def _shared(
     if alone and single and arrangement.rows >= MULTIPROCESSORS:
         return _summed_rows(config, arrangement.rows, widest)
     warps = block // (1024 if widest <= 2 else 512)
-    near = any(_is_alike(k, arrangement) for k, o in enumerate(accesses) if o.kind != "root")
     config = replace(config, block_cols=block, warps=warps, splits=splits, rows_near=near)
     ahead = alone and SHARE_STAGES * block * widest <= STAGED_BYTES
     return replace(config, stages=SHARE_STAGES, bare=True) if ahead else config
@@ -207,6 +211,15 @@ def _elements(accesses: tuple[Operand, ...], arrangement: Arrangement) -> int:
     return ELEMENTS_PER_PROGRAM if narrow else ELEMENTS_PER_PROGRAM // 2
 
 
+def _flat(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -> Config:
+    """Elements in a row. Threads that move many tensors take a short piece of each."""
+    elements = _elements(accesses, arrangement)
+    many = sum(is_tile(k, arrangement) for k in range(len(accesses))) >= MANY_TENSORS
+    if many and elements == ELEMENTS_PER_PROGRAM:
+        return Config(1, elements // 2, warps=8, wide_index=wide)
+    return Config(1, elements, warps=4, wide_index=wide)
+
+
 def _tile(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -> Config:
     """Wide tiles where every operand runs along the columns, square ones where one does not; wider
     ones where several values of a row have to be fetched first, as for the gradient of a
@@ -258,7 +271,7 @@ def is_tile(operand: int, arrangement: Arrangement) -> bool:
     return any(strides[rows:]) and (any(strides[:rows]) or not rows)
 
 
-def _is_alike(operand: int, arrangement: Arrangement) -> bool:
+def is_alike(operand: int, arrangement: Arrangement) -> bool:
     """Whether an operand is a row that all rows share, as the weights of a norm are."""
     strides = arrangement.layout.strides[operand]
     rows = len(arrangement.layout.rows)

@@ -36,6 +36,7 @@ from fusec.codegen.online import LaneOnline, Online
 from fusec.codegen.pairs import Pair, pairs, stages
 from fusec.codegen.parameters import accumulated
 from fusec.codegen.pieces import PieceOnline, in_pieces
+from fusec.codegen.read_back import read_back
 from fusec.codegen.running import as_result, identity, running_types
 from fusec.codegen.uses import is_arithmetic, runs_along_row
 from fusec.codegen.values import Values
@@ -103,7 +104,9 @@ class Sweeps:
         early = [r for r in early if self._stage[r.node] < last]
         roots = [r for r in values.job.region.roots if r not in early]
         roots = [r for r in early if self._stage[r.node] + 1 == part] if mine else roots
-        wanted = self._wanted([self._reduced(n) for n in mine] + [r.node for r in roots])
+        targets = [self._reduced(n) for n in mine] + [r.node for r in roots]
+        read_back(values, [r for r in early if self._stage[r.node] + 1 < part], targets)
+        wanted = self._wanted(targets)
         outside = [n for n in values.nodes if n in wanted and not values.varies(n)]
         body = Body()
         for stage in range(part):

@@ -50,6 +50,7 @@ class Values(Parameters):
     at_hand: dict[Node, Expr] = field(default_factory=dict)
     blocks: list[tuple[str, DType]] = field(default_factory=list)
     staged: dict[int, Load] = field(default_factory=dict)  # by operand
+    again: set[str] = field(default_factory=set)  # results of earlier kernels that are read
     _uses: dict[Node, int] = field(default_factory=dict)
     _weight: dict[Node, int] = field(default_factory=dict)
     _names: dict[Node, str] = field(default_factory=dict)
@@ -195,9 +196,9 @@ class Values(Parameters):
     def _load(self, node: Node, out: list[Stmt]) -> Expr:
         position = self._operand[node]
         operand = self.job.accesses[position]
-        level = self.levels[node]
-        access = self.access(position, operand.name, written=False)
-        storage = self.pointers[operand.name, False].storage
+        level, stored = self.levels[node], operand.kind == "root"
+        access = self.access(position, operand.name, written=stored)
+        storage = self.pointers[operand.name, stored].storage
         compute = storage.compute
         tile = self.names.user(f"{operand.name}_tile") if self._is_turned(access) else ""
         load = Load(
@@ -216,6 +217,12 @@ class Values(Parameters):
             self.staged.setdefault(position, load)
         out.append(load)
         return Ref(self.name(node), compute, level)
+
+    def read_back(self, root: Root) -> None:
+        """Load the value of a root that an earlier kernel has stored, instead of computing it."""
+        self.reads[root.node] = root.name
+        self._operand[root.node] = self._root_position(root)
+        self.again.add(root.name)
 
     def _stage(self, position: int) -> str:
         """Where blocks that stay keep an operand, if they do."""

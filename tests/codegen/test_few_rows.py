@@ -104,3 +104,26 @@ def test_few_rows_have_the_bits_they_have_among_many(
     many = function(x, *shared)
     for rows in (2, 9, 2048):
         assert same_bits(function(x[:rows], *shared), many[:rows])
+
+
+def test_rows_that_share_weights_have_more_parts_where_they_are_longest() -> None:
+    for text, rows, block, splits in (
+        ("softmax(x)", 8, 8192, 256),
+        (NORM, 8, 4096, 1024),
+        (NORM, 32, 4096, 256),
+        (NORM, 1, 8192, 512),  # nobody shares its weights
+    ):
+        config = config_of(text, rows, 1 << 22, F32)
+        assert (config.block_cols, config.splits) == (block, splits)
+
+
+def test_kernels_of_many_tensors_take_short_pieces_of_each() -> None:
+    gate = "silu(x) * y"
+    for text, block, warps in ((gate, 2048, 4), ("x*y + z*a, x*a", 1024, 8)):
+        shape = (64, 4096)
+        function = fusec.compile(text)
+        arguments = [Argument(BF16, shape, (4096, 1)) for _ in function.inputs]
+        special = function.specialization(arguments)
+        sizes = dict(special.sizes(arguments))
+        (laid,) = lay_out_all(special, arguments, sizes, {}, "triton")[1]
+        assert (laid.config.block_cols, laid.config.warps) == (block, warps)

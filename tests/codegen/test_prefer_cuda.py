@@ -46,6 +46,7 @@ ENTROPY = "p = softmax(x)\n-sum(p * log_softmax(x))"
         ("sum(x)", (64, 131072), torch.bfloat16, LONG),
         ("sum(x)", (64, 262144), torch.bfloat16, None),
         ("softmax(x)", (8, 1 << 22), torch.float32, None),
+        ("softmax(x)", (8, 1 << 22), torch.bfloat16, "a loop over a long row"),
         ("sum(x, axis=0)", (4097, 64), torch.float32, None),
         ("x * 2", (64, 4097), torch.float32, None),
     ],
@@ -65,6 +66,11 @@ def test_two_rows_that_are_added_up(columns: int, cuda: bool) -> None:
     x, w = (torch.empty(*s, columns, dtype=torch.bfloat16, device="meta") for s in ((64,), ()))
     norm = fusec.compile("h = x + r\nh * rsqrt(mean(h^2) + 1e-6) * w, h")
     assert ("CUDA C++ on a GPU" in norm.show("plan", x, x, w)) == cuda
+
+
+def test_long_rows_that_share_weights_stay() -> None:
+    x, w = (torch.empty(*s, 1 << 22, dtype=torch.bfloat16, device="meta") for s in ((8,), ()))
+    assert "CUDA C++ on a GPU" not in fusec.compile("rms_norm(x, w)").show("plan", x, w)
 
 
 @pytest.mark.gpu
