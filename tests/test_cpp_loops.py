@@ -149,3 +149,17 @@ def test_streams_change_no_bit(monkeypatch: pytest.MonkeyPatch) -> None:
             patch.setattr(schedule_cpp, "STREAM_BYTES", 1 << 60)
             plain = fusec.compile(formula)(x)
         assert torch.equal(streamed, plain)
+
+
+def test_rows_that_are_only_reduced_fetch_what_follows_in_memory() -> None:
+    far = "fusec::prefetch(&x_ptr[row * cols + start + fusec::FAR]);"
+    for text, cols, fetched in (
+        ("sum(x)", 256, True),
+        ("max(x * w)", 256, True),
+        ("sum(x)", 40_000, False),  # in parts
+        ("softmax(x)", 256, False),  # its last sweep fetches the next row
+        ("logsumexp(x)", 256, False),
+    ):
+        function = fusec.compile(text, backend="cpp")
+        given = [torch.empty(64, cols, device="meta"), torch.empty(cols, device="meta")]
+        assert (far in function.show("cpp", *given[: len(function.inputs)])) == fetched

@@ -85,8 +85,8 @@ class Rows(Statements):
         with self.writer.block(opening, "}, [&] {" if carried else "});"):
             for access in sweep.ahead:
                 place = self.at_start(access, "(row + 1)")
-                if next_piece:
-                    place = self.at_start(access, "row", next_piece)
+                if next_piece or sweep.along:
+                    place = self.at_start(access, "row", next_piece or "start + fusec::FAR")
                 self.writer.line(f"fusec::prefetch(&{access.buffer}[{place}]);")
             for access in sweep.target:
                 place = self.at_start(access, "row")

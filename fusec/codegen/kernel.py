@@ -308,12 +308,14 @@ class Sweep:
     """A loop over the tiles of a row, from the last to the first where ``backwards``: what an
     earlier sweep has read last is still in the cache.
 
-    While it computes, ``ahead`` of the next row and ``target`` of this one come into the cache.
+    While it computes, ``ahead`` of the next row and ``target`` of this one come into the cache;
+    where it reads in the order of memory ``along``, what follows there.
     """
 
     body: tuple[Stmt, ...]
     accumulators: tuple[Accumulator, ...]
     ahead: tuple[Access, ...] = ()  # read soon
+    along: bool = False
     target: tuple[Access, ...] = ()  # written soon
     next_row: tuple[Fetch, ...] = ()  # begin to come before the threads of a row meet
     backwards: bool = False

@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from fusec.codegen.body import Body, Fetches, packed, side_by_side, title
 from fusec.codegen.job import CPP, CUDA
 from fusec.codegen.kernel import (
-    Access,
     Accumulate,
     Accumulator,
     AddColumns,
@@ -23,7 +22,6 @@ from fusec.codegen.kernel import (
     Keep,
     Level,
     Literal,
-    Load,
     Masked,
     Recall,
     Reduce,
@@ -36,9 +34,10 @@ from fusec.codegen.online import LaneOnline, Online
 from fusec.codegen.pairs import Pair, pairs, stages
 from fusec.codegen.parameters import accumulated
 from fusec.codegen.pieces import PieceOnline, in_pieces
+from fusec.codegen.prefetch import read_soon, written_soon
 from fusec.codegen.read_back import read_back
 from fusec.codegen.running import as_result, identity, running_types
-from fusec.codegen.uses import is_arithmetic, runs_along_row
+from fusec.codegen.uses import is_arithmetic
 from fusec.codegen.values import Values
 from fusec.ir.node import Node
 from fusec.ir.ops import OPS, Kind
@@ -286,11 +285,13 @@ class Sweeps:
         next_row: tuple[Fetch, ...] = ()
         if values.job.target is CUDA:
             fresh, next_row = self._fetched(needed, fresh, body)
-        ahead = self._ahead(reductions, fresh)
-        target = self._target(reductions) if ahead else ()
+        ahead, along = read_soon(values, self._stage, reductions, fresh)
+        target = written_soon(values, self._stage, reductions) if ahead and not along else ()
         backwards = values.job.target.masks and not reductions
         several = values.job.config.lanes_along_rows and is_arithmetic(fresh)
-        loop = Sweep((*fresh, *stored), accumulators, ahead, target, next_row, backwards, several)
+        loop = Sweep(
+            (*fresh, *stored), accumulators, ahead, along, target, next_row, backwards, several
+        )
         loops = in_pieces(values, loop, online) if values.job.config.pieces else loop
         starts = [start for pair in online for start in pair.starts()]
         ends: list[Stmt] = []
@@ -344,31 +345,6 @@ class Sweeps:
         body.add("load", [s for s in fetches if isinstance(s, Fetch)])
         body.statements.extend(s for s in fetches if isinstance(s, Forget))
         return rest, tuple(s for s in fetches if isinstance(s, Fetch) and s.ahead)
-
-    def _ahead(self, reductions: list[Node], loads: list[Stmt]) -> tuple[Access, ...]:
-        """What to fetch of the next row: the first sweep waits for memory, a later one computes.
-        Where none reduces, the one that writes past the caches has nothing to wait for.
-        """
-        config = self.values.job.config
-        later = any(self._stage[n] > 1 for n in reductions)
-        writes = bool(config.stream) and not reductions and max(self._stage.values()) == 1
-        if not (config.prefetch and (later or writes)):
-            return ()
-        found = (s for s in loads if isinstance(s, Load) and not s.guards)
-        return tuple(s.access for s in found if s.level is Level.TILE and runs_along_row(s.access))
-
-    def _target(self, reductions: list[Node]) -> tuple[Access, ...]:
-        """Where the next sweep writes, if this one is the last that reduces."""
-        if self.values.job.config.stream:
-            return ()
-        stage = self._stage[reductions[0]]
-        if any(self._stage[n] > stage for n in self.values.nodes if self._is_reduction(n)):
-            return ()
-        roots = [
-            r for r in self.values.job.region.roots if self.values.levels[r.node] is Level.TILE
-        ]
-        accesses = (self.values.root_access(root) for root in roots)
-        return tuple(access for access in accesses if runs_along_row(access))
 
     def _is_identity_outside(self, node: Node, least: Literal) -> bool:
         """Whether lanes outside the row hold the identity already, as their load left it."""

@@ -131,6 +131,8 @@ FUSEC_INLINE void carry(double* wide, float* lanes) {
 // How many elements before they are needed a loop asks for its operands: long enough for memory,
 // and no more than caches hold beside what is worked on.
 constexpr int64_t AHEAD = 512;
+// The same for a loop over rows that computes next to nothing.
+constexpr int64_t FAR = 2048;
 
 // Asks for a stretch of elements to come into the cache. An address beyond the data does no harm.
 template <int64_t count = LANES, class T>
