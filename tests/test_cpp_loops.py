@@ -137,7 +137,7 @@ def test_only_large_results_stream() -> None:
     assert "constexpr int64_t BLOCK = 1024;" in fusec.compile("softmax(x)").show("cpp", large)
     norm = fusec.compile("rms_norm(x)").show("cpp", large)
     assert "constexpr int64_t BLOCK = 128;" in norm
-    assert "fusec::prefetch<BLOCK>(&x_ptr[(row + 1) * cols + start]);" in norm
+    assert "fusec::prefetch<BLOCK>(&x_ptr[(row + ahead) * cols + start]);" in norm
 
 
 @pytest.mark.usefixtures("streaming")
@@ -163,3 +163,13 @@ def test_rows_that_are_only_reduced_fetch_what_follows_in_memory() -> None:
         function = fusec.compile(text, backend="cpp")
         given = [torch.empty(64, cols, device="meta"), torch.empty(cols, device="meta")]
         assert (far in function.show("cpp", *given[: len(function.inputs)])) == fetched
+
+
+@pytest.mark.parametrize("cols", [1, 63, 256, 2047, 2048, 5000])
+def test_a_later_sweep_fetches_a_row_that_is_far_enough(cols: int) -> None:
+    text = "ahead = exp(x - max(x))\nahead / sum(ahead)"  # and the name is the user's to take
+    function = fusec.compile(text, backend="cpp")
+    x = torch.randn(70, cols)
+    torch.testing.assert_close(function(x), torch.softmax(x, -1))
+    if cols >= 256:  # others run as lanes
+        assert "fusec::prefetch(&x_ptr[(row + ahead) * cols + start]);" in function.show("cpp", x)

@@ -28,6 +28,9 @@ class Rows(Statements):
         if self.kernel.config.shared:
             self._shared_rows()
             return
+        sweeps = [s for s in self.kernel.body if isinstance(s, Sweep)]
+        if any(sweep.ahead and not sweep.along for sweep in sweeps):
+            self.writer.line("const int64_t ahead = fusec::rows_ahead(cols);")
         with self.threads() as share:
             self.writer.line(share)
             if self.kernel.columns:
@@ -84,7 +87,7 @@ class Rows(Statements):
         opening = f"{call}, [&](int64_t start, int64_t count) {INLINE} {{"
         with self.writer.block(opening, "}, [&] {" if carried else "});"):
             for access in sweep.ahead:
-                place = self.at_start(access, "(row + 1)")
+                place = self.at_start(access, "(row + ahead)")
                 if next_piece or sweep.along:
                     place = self.at_start(access, "row", next_piece or "start + fusec::FAR")
                 self.writer.line(f"fusec::prefetch(&{access.buffer}[{place}]);")

@@ -107,7 +107,7 @@ class Statements:
         next_row: Sequence[Access] = (),
     ) -> None:
         """A vector loop along the columns; results that pass by the caches go block by block, with
-        what to fetch of the next row.
+        what to fetch of a row further on.
         """
         if not any(isinstance(s, Store) and s.block for s in statements):
             self.writer.line(SIMD)
@@ -121,7 +121,7 @@ class Statements:
                 place = self.at_start(access, "row", "start + fusec::AHEAD")
                 self.writer.line(f"fusec::prefetch<BLOCK>(&{access.buffer}[{place}]);")
             for access in next_row:
-                place = self.at_start(access, "(row + 1)")
+                place = self.at_start(access, "(row + ahead)")
                 self.writer.line(f"fusec::prefetch<BLOCK>(&{access.buffer}[{place}]);")
             self.writer.line(SIMD)
             with self.loop("lane", "count"):

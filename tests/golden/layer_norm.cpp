@@ -13,6 +13,7 @@ extern "C" void layer_norm_kernel(
     int64_t rows,
     int64_t cols,
     int32_t threads) {
+  const int64_t ahead = fusec::rows_ahead(cols);
   #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t row = 0; row < rows; ++row) {
     // reduce: mu (mean)
@@ -31,7 +32,7 @@ extern "C" void layer_norm_kernel(
     double variance_lanes[fusec::LANES];
     fusec::fill<double>(variance_lanes, 0.0);
     fusec::sweep(cols, [&](int64_t start, int64_t count) FUSEC_BODY {
-      fusec::prefetch(&x_ptr[(row + 1) * cols + start]);
+      fusec::prefetch(&x_ptr[(row + ahead) * cols + start]);
       fusec::prefetch_to_write(&out_ptr[row * cols + start]);
       #pragma omp simd
       for (int64_t lane = 0; lane < count; ++lane) {

@@ -9,6 +9,7 @@ extern "C" void log_softmax_kernel(
     int64_t rows,
     int64_t cols,
     int32_t threads) {
+  const int64_t ahead = fusec::rows_ahead(cols);
   #pragma omp parallel for num_threads(threads) schedule(static)
   for (int64_t row = 0; row < rows; ++row) {
     // reduce: row_max
@@ -29,7 +30,7 @@ extern "C" void log_softmax_kernel(
     double row_sum_wide[fusec::LANES];
     fusec::fill<double>(row_sum_wide, 0.0);
     fusec::sweep(cols, [&](int64_t start, int64_t count) FUSEC_BODY {
-      fusec::prefetch(&logits_ptr[(row + 1) * cols + start]);
+      fusec::prefetch(&logits_ptr[(row + ahead) * cols + start]);
       fusec::prefetch_to_write(&out_ptr[row * cols + start]);
       #pragma omp simd
       for (int64_t lane = 0; lane < count; ++lane) {

@@ -17,6 +17,7 @@ extern "C" void quiet_softmax_kernel(
     int64_t rows,
     int64_t cols,
     int32_t threads) {
+  const int64_t ahead = fusec::rows_ahead(cols);
   #pragma omp parallel num_threads(threads)
   {
     const fusec::Row<float> e_row(cols);
@@ -43,7 +44,7 @@ extern "C" void quiet_softmax_kernel(
       double row_sum_wide[fusec::LANES];
       fusec::fill<double>(row_sum_wide, 0.0);
       fusec::sweep(cols, [&](int64_t start, int64_t count) FUSEC_BODY {
-        fusec::prefetch(&scores_ptr[(row + 1) * cols + start]);
+        fusec::prefetch(&scores_ptr[(row + ahead) * cols + start]);
         fusec::prefetch_to_write(&out_ptr[row * cols + start]);
         #pragma omp simd
         for (int64_t lane = 0; lane < count; ++lane) {

@@ -9,6 +9,7 @@ extern "C" void softmax_f32_kernel(
     int64_t rows,
     int64_t cols,
     int32_t threads) {
+  const int64_t ahead = fusec::rows_ahead(cols);
   constexpr int64_t BLOCK = 1024;
   #pragma omp parallel num_threads(threads)
   {
@@ -34,7 +35,7 @@ extern "C" void softmax_f32_kernel(
       double row_sum_wide[fusec::LANES];
       fusec::fill<double>(row_sum_wide, 0.0);
       fusec::sweep(cols, [&](int64_t start, int64_t count) FUSEC_BODY {
-        fusec::prefetch(&x_ptr[(row + 1) * cols + start]);
+        fusec::prefetch(&x_ptr[(row + ahead) * cols + start]);
         #pragma omp simd
         for (int64_t lane = 0; lane < count; ++lane) {
           const int64_t col = start + lane;

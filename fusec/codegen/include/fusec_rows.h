@@ -131,8 +131,10 @@ FUSEC_INLINE void carry(double* wide, float* lanes) {
 // How many elements before they are needed a loop asks for its operands: long enough for memory,
 // and no more than caches hold beside what is worked on.
 constexpr int64_t AHEAD = 512;
-// The same for a loop over rows that computes next to nothing.
+// The same for rows, so that short ones come in time: in elements where one sweep does next to
+// nothing, and in rows where a later sweep computes.
 constexpr int64_t FAR = 2048;
+FUSEC_INLINE int64_t rows_ahead(int64_t cols) { return cols < FAR ? FAR / maximum(cols, 1) : 1; }
 
 // Asks for a stretch of elements to come into the cache. An address beyond the data does no harm.
 template <int64_t count = LANES, class T>
