@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 from fusec.api import BACKENDS, NUMERICS, CompiledFunction
 from fusec.errors import UnknownNameError, did_you_mean
 from fusec.runtime.choices import choose
+from fusec.runtime.model_ahead import Ahead
 from fusec.runtime.model_graph import compile_graph
 from fusec.runtime.model_plan import Choice
 from fusec.runtime.model_report import begin, last_report
@@ -42,12 +43,12 @@ def fusec(
     backend, numerics = _chosen(options or {})
     report = begin()
 
-    choice = Choice(lambda formula: _shared(formula, backend), backend, numerics)
+    ahead = Ahead(Choice(lambda formula: _shared(formula, backend), backend, numerics))
 
     def compiler(stage: str) -> Callable[..., Any]:
-        return lambda module, inputs: compile_graph(module, stage, choice, report)
+        return lambda module, inputs: compile_graph(module, stage, ahead.plan(module), report)
 
-    return compile_stages(graph, example_inputs, compiler)
+    return compile_stages(graph, example_inputs, compiler, ahead.expect)
 
 
 def _chosen(options: dict[str, str]) -> tuple[str, Numerics]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections import Counter
 from collections.abc import Callable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
@@ -26,26 +26,48 @@ from fusec.runtime.model_report import GraphReport, Report, finish
 from fusec.runtime.traced_bound import Known
 
 
-def compile_graph(
-    module: Any, stage: str, choice: Choice, report: Report
-) -> Callable[[list[Any]], Any]:
-    """The graph of ``module`` as a function of one list, which it empties.
+@dataclass(frozen=True, slots=True)
+class GraphPlan:
+    """A ``torch.fx.Graph`` over aten, cut into regions whose kernels are being built."""
 
-    Nothing that fusec cannot do is an error: PyTorch
-    does it, and ``report`` says so.
+    graph: Any
+    model: Model
+    plans: dict[Any, Planned]  # by regions, and by forms that regions have
+
+    @property
+    def output(self) -> Any:
+        """The node that has the graph's results."""
+        return next(n for n in self.graph.nodes if n.op == "output")
+
+
+def plan_graph(graph: Any, choice: Choice) -> GraphPlan:
+    """Cut ``graph`` into regions, and begin to build their kernels.
+
+    Nothing that fusec cannot do is an error: PyTorch does it.
     """
-    sum_unshaped(module.graph)
-    nodes = [n for n in module.graph.nodes if n.op != "output"]
-    output = next(n for n in module.graph.nodes if n.op == "output")
+    sum_unshaped(graph)
     model = Model()
     plans: dict[Any, Planned] = {}
+    plan = GraphPlan(graph, model, plans)
+    nodes, output = [n for n in graph.nodes if n.op != "output"], plan.output
     settled = False
     while not settled:
         model.cut(nodes, output.all_input_nodes)
         settled = all([_settle(model, r, plans, choice) for r in model.regions])
     for planned in {r.alike: plans[_key(r)] for r in model.regions}.values():
         build_soon(planned)
-    donated = _donated(module) if stage == "backward" else set()
+    return plan
+
+
+def compile_graph(
+    module: Any, stage: str, plan: GraphPlan, report: Report
+) -> Callable[[list[Any]], Any]:
+    """The graph of ``module``, of which ``plan`` is, as a function of one list, which it empties.
+
+    What is left to PyTorch is said in ``report``.
+    """
+    model, plans = plan.model, plan.plans
+    donated = _donated(plan.graph) if stage == "backward" else set()
     given = {n for n in donated if _is_product(n.meta.get("original_aten"))}
     functions = {
         r.nodes[0]: _function(module, model, r, plans[_key(r)], given) for r in model.regions
@@ -54,8 +76,8 @@ def compile_graph(
     counted = sum(o.counts for o in model.operations.by_node.values())
     finish(report, GraphReport(stage, counted, reports, _left(model)))
     # What a forward graph returns has to be the tensor that PyTorch expects, not an equal one.
-    kept = set() if stage == "backward" else set(output.all_input_nodes)
-    return boxed(module, _rewritten(module, model, functions, kept, donated))
+    kept = set() if stage == "backward" else set(plan.output.all_input_nodes)
+    return boxed(module, _rewritten(plan, functions, kept, donated))
 
 
 def _key(region: ModelRegion) -> tuple[Any, ...]:
@@ -124,8 +146,8 @@ def _is_last(model: Model, region: ModelRegion, node: Any, given: set[Any]) -> b
     )
 
 
-def _donated(module: Any) -> set[Any]:
-    """What a forward graph keeps for the backward ``module`` alone.
+def _donated(graph: Any) -> set[Any]:
+    """What a forward graph keeps for the backward ``graph`` alone.
 
     AOTAutograd says which of what is kept is no view, input or result, and refuses to go backward
     twice then. What shares memory with another input is not among them.
@@ -134,7 +156,7 @@ def _donated(module: Any) -> set[Any]:
 
     context: Any = torch._guards.TracingContext.try_get()
     places = getattr(getattr(context, "fw_metadata", None), "bw_donated_idxs", None) or ()
-    inputs = [n for n in module.graph.nodes if n.op == "placeholder"]
+    inputs = [n for n in graph.nodes if n.op == "placeholder"]
     counts = Counter(map(_storage, inputs))
     return {inputs[k] for k in places if k < len(inputs) and counts[_storage(inputs[k])] == 1}
 
@@ -189,13 +211,12 @@ def _left(model: Model) -> Counter[tuple[str, str]]:
 
 
 def _rewritten(
-    module: Any,
-    model: Model,
+    plan: GraphPlan,
     functions: Mapping[Any, RegionFunction],
     kept: set[Any],
     donated: set[Any],
 ) -> Any:
-    """The graph of ``module`` in which each region is one call, and no view undoes another.
+    """A graph in which each region is one call, and no view undoes another.
 
     The nodes ``kept`` stay as they are. Inputs that are ``donated`` go once they have been read,
     and the units run in the order that needs less memory.
@@ -203,6 +224,7 @@ def _rewritten(
     import torch.fx
 
     graph: Any = torch.fx.Graph()
+    model, output = plan.model, plan.output
     known: dict[Any, Any] = {}
     nodes = [n for n in model.operations.by_node if n.op != "placeholder"]
     place = {node: k for k, node in enumerate(nodes)}
@@ -210,10 +232,9 @@ def _rewritten(
     inside = {n for r in model.regions for n in r.nodes}
     units = [[n] for n in nodes if n not in inside] + [r.nodes for r in model.regions]
     needs = [_needs(model, node, regions, place) for node in nodes]
-    for node in module.graph.nodes:
+    for node in plan.graph.nodes:
         if node.op == "placeholder":
             known[node] = graph.node_copy(node)
-    output = next(n for n in module.graph.nodes if n.op == "output")
     numbers = [[place[n] for n in unit] for unit in units]
     if donated and not any(map(_matters, nodes)):
         memory = memory_of(model, units, functions, donated, output.all_input_nodes)

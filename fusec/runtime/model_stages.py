@@ -18,23 +18,39 @@ Compiler = Callable[[Any, Any], Callable[..., Any]]
 
 
 def compile_stages(
-    graph: Any, example_inputs: Sequence[Any], compiler: Callable[[str], Compiler]
+    graph: Any,
+    example_inputs: Sequence[Any],
+    compiler: Callable[[str], Compiler],
+    expect: Callable[[Any], None],
 ) -> Callable[..., Any]:
     """A ``torch.fx.GraphModule`` as a function of its inputs; ``compiler`` gives what compiles the
-    ``forward``, the ``backward`` and the ``inference`` graph.
+    ``forward``, the ``backward`` and the ``inference`` graph. ``expect`` is told of a backward
+    graph, whose kernels take longest, before the forward one is compiled.
     """
     from torch._functorch.aot_autograd import aot_module_simplified
+
+    expected: list[Any] = []
+
+    def partition(joint: Any, inputs: Any, **options: Any) -> Any:
+        made = _partition(joint, inputs, **options)
+        expected.append(made[1])
+        return made
+
+    def forward(module: Any, inputs: Any) -> Callable[..., Any]:
+        while expected:
+            expect(expected.pop())
+        return compiler("forward")(module, inputs)
 
     def backward(module: Any, inputs: Any) -> Callable[..., Any]:
         with without_collections(counted=False):
             return _left_alone(_left_alone(compiler("backward"))(module, inputs))
 
     options: dict[str, Any] = {
-        "fw_compiler": compiler("forward"),
+        "fw_compiler": forward,
         "bw_compiler": compiler("backward"),
         "inference_compiler": compiler("inference"),
         "decompositions": decompositions(),
-        "partition_fn": _partition,
+        "partition_fn": partition,
         "keep_inference_input_mutations": True,
     }
     if _logs() or any(isinstance(value, list | tuple | dict) for value in example_inputs):
