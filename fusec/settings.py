@@ -6,6 +6,7 @@ Read once, at first use; `override` changes settings for a block, `reload` reads
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -15,6 +16,8 @@ _DEFAULT_COMPILERS = (("c++",), ("g++",), ("clang++",))
 _FALSE_WORDS = frozenset({"", "0", "false", "no", "off"})
 # Variables of Triton's compiler that change the binary it makes: part of the cache key.
 _TOOL_PREFIXES = ("TRITON_", "LLVM_", "MLIR_", "NVPTX_", "PTXAS_", "AMDGCN_", "DISABLE_")
+# Those that say where Triton puts things, and not what it makes.
+_PLACES = re.compile(r"TRITON_(HOME|INTERPRET|.*(_DIR|_CACHE_MANAGER|_BACKEND|_PATH))")
 
 
 class Settings(NamedTuple):
@@ -26,12 +29,17 @@ class Settings(NamedTuple):
     cxxflags: tuple[str, ...] = ()  # FUSEC_CXXFLAGS: appended to the compiler's command line
     num_threads: int | None = None  # FUSEC_NUM_THREADS: threads of a CPU kernel
     no_cache: bool = False  # FUSEC_NO_CACHE: build everything again in this process
+    no_helper: bool = False  # FUSEC_NO_HELPER: Triton kernels of models are built in this process
     no_launcher: bool = False  # FUSEC_NO_LAUNCHER: every call goes through Python
     no_pool: bool = False  # FUSEC_NO_POOL: give the memory of CPU results back at once
     nvrtc: Path | None = None  # FUSEC_NVRTC: the library libnvrtc.so
     cuda_home: Path | None = None  # CUDA_HOME, CUDA_PATH: the CUDA toolkit
     dump: Path | None = None  # FUSEC_DUMP: directory that receives the stages of each compilation
     tool_environment: tuple[tuple[str, str], ...] = ()  # foreign variables, for cache keys only
+
+    def compiler_environment(self) -> list[tuple[str, str]]:
+        """The foreign variables that change what Triton makes, or what it prints."""
+        return [item for item in self.tool_environment if not _PLACES.match(item[0])]
 
 
 def from_environment(environment: Mapping[str, str]) -> Settings:
@@ -43,6 +51,7 @@ def from_environment(environment: Mapping[str, str]) -> Settings:
         cxxflags=_words(environment, "FUSEC_CXXFLAGS"),
         num_threads=_integer(environment, "FUSEC_NUM_THREADS", 1, 65536),
         no_cache=_flag(environment, "FUSEC_NO_CACHE"),
+        no_helper=_flag(environment, "FUSEC_NO_HELPER"),
         no_launcher=_flag(environment, "FUSEC_NO_LAUNCHER"),
         no_pool=_flag(environment, "FUSEC_NO_POOL"),
         nvrtc=_path(environment, "FUSEC_NVRTC"),

@@ -13,12 +13,14 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fusec.api import BACKENDS, NUMERICS, CompiledFunction
 from fusec.errors import UnknownNameError, did_you_mean
+from fusec.runtime.build_triton import Target, expect_kernels
 from fusec.runtime.choices import choose
 from fusec.runtime.model_ahead import Ahead
 from fusec.runtime.model_graph import compile_graph
 from fusec.runtime.model_plan import Choice
 from fusec.runtime.model_report import begin, last_report
 from fusec.runtime.model_stages import compile_stages
+from fusec.runtime.steps import capability_of
 
 if TYPE_CHECKING:
     from fusec.passes.simplify import Numerics
@@ -41,6 +43,7 @@ def fusec(
     UnknownNameError and FusecError for others.
     """
     backend, numerics = _chosen(options or {})
+    _expect_kernels()
     report = begin()
 
     ahead = Ahead(Choice(lambda formula: _shared(formula, backend), backend, numerics))
@@ -75,9 +78,24 @@ def _shared(formula: TracedFormula, backend: str) -> CompiledFunction:
         return _SHARED.setdefault(key, CompiledFunction(formula, backend))
 
 
+def _expect_kernels(*_: object) -> None:
+    """Have Triton ready in a helper process, beside the tracing, if kernels may be built for a GPU.
+
+    Dynamo calls this when it begins to trace a function, and the backend once more, since
+    ``torch._dynamo.reset()`` forgets such calls.
+    """
+    import torch
+
+    started: Any = torch.cuda.is_initialized  # torch gives it no types
+    if started():
+        expect_kernels(Target.parse(f"sm_{capability_of(torch.device('cuda'))}"))
+
+
 def _register() -> None:
     from torch._dynamo.backends.registry import list_backends, register_backend
+    from torch._dynamo.callback import callback_handler
 
+    callback_handler.register_start_callback(_expect_kernels)
     if "fusec" not in list_backends(exclude_tags=None):
         register_backend(fusec, name="fusec")
 

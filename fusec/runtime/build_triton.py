@@ -1,7 +1,7 @@
 """Compiles generated Triton ahead of time, for any target, with no GPU.
 
 The binary is cached under everything that can change it, so a warm process never imports triton.
-May import ``settings``, ``collector`` and ``runtime.cache``.
+May import ``settings``, ``collector``, ``runtime.cache`` and ``runtime.build_beside``.
 """
 
 from __future__ import annotations
@@ -14,13 +14,14 @@ import re
 import shutil
 import subprocess
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import Any
 
 from fusec import settings
 from fusec.collector import without_collections
 from fusec.errors import BuildError, InternalError, UnsupportedError
+from fusec.runtime import build_beside
 from fusec.runtime.cache import Store, default_store, digest
 from fusec.runtime.triton_private import private_cache, triton_version
 from fusec.version import __version__
@@ -29,8 +30,6 @@ _SOURCE = "kernel.py"
 _METADATA = "kernel.json"
 _TEXT_STAGES = ("ttir", "ttgir", "llir", "ptx", "amdgcn")
 _BINARY_STAGES = ("cubin", "hsaco")
-# Variables that say where Triton puts things, and not what it makes.
-_PLACES = re.compile(r"TRITON_(HOME|INTERPRET|.*(_DIR|_CACHE_MANAGER|_BACKEND|_PATH))")
 _DISASSEMBLE_TIMEOUT = 120.0  # seconds
 _MISCOUNTED = "SystemError: AST constructor recursion depth mismatch"
 _PARSINGS = 8  # one in thousands goes wrong, and only while other threads parse
@@ -127,14 +126,34 @@ def compile_triton(program: TritonProgram, target: Target) -> TritonBinary:
     """
     store = default_store()
     _check_float8(program, target)
-    key = _key(program, target)
+    key = key_of(program, target)
     entry = store.get(key)
-    if entry is not None:
-        return _unpack(program, target, key, entry.files)
+    if entry is None and _build_beside(store, key, program, target):
+        entry = store.get(key)
+    files = build_into(store, key, program, target) if entry is None else entry.files
+    return _unpack(program, target, key, files)
+
+
+def build_into(store: Store, key: str, program: TritonProgram, target: Target) -> dict[str, bytes]:
+    """Compile in this process, and keep what comes out; raises as :func:`compile_triton` does."""
     with _source_path(store, program.source) as path:
         files = _compile(store, program, target, path)
     store.put(key, files)
-    return _unpack(program, target, key, files)
+    return files
+
+
+def expect_kernels(target: Target) -> None:
+    """Have a helper process ready for kernels that are to come, if that can be of use."""
+    build_beside.start(default_store().root, str(target))
+
+
+def _build_beside(store: Store, key: str, program: TritonProgram, target: Target) -> bool:
+    """Whether the helper process has put the kernel into the cache."""
+    if store.root is None:
+        return False
+    data = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in vars(program).items()}
+    request = {"key": key, "root": str(store.root), "program": data, "target": astuple(target)}
+    return build_beside.build(request)
 
 
 def sass(cubin: bytes) -> str:
@@ -162,8 +181,8 @@ def sass(cubin: bytes) -> str:
     return finished.stdout.decode(errors="replace")
 
 
-def _key(program: TritonProgram, target: Target) -> str:
-    environment = [item for item in settings.get().tool_environment if not _PLACES.match(item[0])]
+def key_of(program: TritonProgram, target: Target) -> str:
+    """Where the cache has the kernel: everything that can change it."""
     return digest(
         {
             "kind": "triton",
@@ -177,7 +196,7 @@ def _key(program: TritonProgram, target: Target) -> str:
             "options": f"{program.num_warps} {program.num_stages} {program.registers}",
             "floats": f"fused {program.fp_fusion} flushed {program.flushes}",
             "target": repr(target),
-            "environment": repr(environment),
+            "environment": repr(settings.get().compiler_environment()),
             "triton": triton_version(),
             "fusec": __version__,
         }

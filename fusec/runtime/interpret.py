@@ -1,4 +1,5 @@
-"""Runs generated Triton on CPU tensors, in Triton's interpreter. May import build_triton, errors.
+"""Runs generated Triton on CPU tensors, in Triton's interpreter. May import build_triton,
+messages, errors.
 
 The interpreter must be chosen before triton is imported, so it lives in a helper process: started
 at the first call, used by all threads in turn, replaced when it dies. Tensors travel through a file
@@ -24,7 +25,7 @@ from typing import TYPE_CHECKING, Any
 from fusec import settings
 from fusec.errors import BuildError, InternalError, UnsupportedError
 from fusec.runtime.build_triton import TritonProgram
-from fusec.runtime.interpret_worker import receive, send
+from fusec.runtime.messages import receive, send
 
 if TYPE_CHECKING:
     import torch

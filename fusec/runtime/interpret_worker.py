@@ -1,46 +1,25 @@
 """The helper process of interpret.py: runs generated Triton in Triton's interpreter, over memory.
 
-Started with TRITON_INTERPRET set. Requests and replies are JSON behind a four-byte length; tensors
-lie in a file that both processes map. May import numpy, triton and the other interpret modules.
+Started with TRITON_INTERPRET set. Requests and replies are messages; tensors lie in a file that
+both processes map. May import numpy, triton, ``runtime.messages`` and the other interpret modules.
 """
 
 from __future__ import annotations
 
 import ctypes
-import json
 import linecache
 import mmap
 import os
-import struct
 import sys
 import threading
 import time
 import traceback
-from typing import Any, BinaryIO
+from typing import Any
 
-_LENGTH = struct.Struct("<I")
+from fusec.runtime.messages import receive, send
+
 _PARENT_CHECK = 0.5  # seconds
 _MODULES_KEPT = 256
-
-
-def send(stream: BinaryIO, message: dict[str, Any]) -> None:
-    """Write one message."""
-    body = json.dumps(message).encode()
-    stream.write(_LENGTH.pack(len(body)) + body)
-    stream.flush()
-
-
-def receive(stream: BinaryIO) -> dict[str, Any] | None:
-    """Read one message; None when the other side is gone."""
-    head = stream.read(_LENGTH.size)
-    if len(head) < _LENGTH.size:
-        return None
-    (length,) = _LENGTH.unpack(head)
-    body = stream.read(length)
-    if len(body) < length:
-        return None
-    message: dict[str, Any] = json.loads(body)
-    return message
 
 
 def main() -> None:

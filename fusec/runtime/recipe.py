@@ -28,7 +28,7 @@ LIMIT = 16  # recipes that one function of one process writes
 _FILE = "recipe.json"
 _KEPT = {("cpp", "cpu"), ("triton", "cuda"), ("cuda", "cuda")}  # what no interpreter runs
 # Settings that change neither a kernel nor how it is launched.
-_INDIFFERENT: dict[str, Any] = {"cache_dir": None, "no_launcher": False}
+_INDIFFERENT: dict[str, Any] = {"cache_dir": None, "no_helper": False, "no_launcher": False}
 
 
 class Built(NamedTuple):

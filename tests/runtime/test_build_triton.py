@@ -124,18 +124,18 @@ def test_a_warm_process_does_not_import_triton(tmp_path: Path) -> None:
 )
 def test_everything_is_part_of_the_key(change: dict) -> None:
     target = Target.parse("sm_90")
-    base = build_triton._key(add_program(), target)
-    assert build_triton._key(add_program(**change), target) != base
-    assert build_triton._key(add_program(), Target.parse("sm_80")) != base
+    base = build_triton.key_of(add_program(), target)
+    assert build_triton.key_of(add_program(**change), target) != base
+    assert build_triton.key_of(add_program(), Target.parse("sm_80")) != base
 
 
 def test_only_variables_that_change_the_binary_are_part_of_the_key() -> None:
     target = Target.parse("sm_90")
-    base = build_triton._key(add_program(), target)
+    base = build_triton.key_of(add_program(), target)
     with settings.override(tool_environment=(("TRITON_CACHE_DIR", "/x"), ("TRITON_HOME", "/y"))):
-        assert build_triton._key(add_program(), target) == base
+        assert build_triton.key_of(add_program(), target) == base
     with settings.override(tool_environment=(("DISABLE_LLVM_OPT", "1"),)):
-        assert build_triton._key(add_program(), target) != base
+        assert build_triton.key_of(add_program(), target) != base
 
 
 @pytest.mark.parametrize(
