@@ -151,9 +151,13 @@ def _build_beside(store: Store, key: str, program: TritonProgram, target: Target
     """Whether the helper process has put the kernel into the cache."""
     if store.root is None:
         return False
-    data = {k: sorted(v) if isinstance(v, frozenset) else v for k, v in vars(program).items()}
-    request = {"key": key, "root": str(store.root), "program": data, "target": astuple(target)}
-    return build_beside.build(request)
+    place = {"key": key, "root": str(store.root), "target": astuple(target)}
+    return build_beside.build({**place, "program": as_data(program)})
+
+
+def as_data(program: TritonProgram) -> dict[str, object]:
+    """A program as a message has it."""
+    return {k: sorted(v) if isinstance(v, frozenset) else v for k, v in vars(program).items()}
 
 
 def sass(cubin: bytes) -> str:
