@@ -282,6 +282,27 @@ def test_a_step_does_not_import_the_whole_of_inductor(tmp_path: Path) -> None:
     assert not ours or torch.__version__ < "2.7"
 
 
+@pytest.mark.parametrize("gpu", [True, False])
+def test_triton_is_made_ready_when_tracing_begins(
+    monkeypatch: pytest.MonkeyPatch, gpu: bool
+) -> None:
+    """Where there may be kernels for a GPU; again by the backend, since a reset forgets it."""
+    events: list[str] = []
+    begin = fusec.torch_backend.begin
+    monkeypatch.setattr(torch.cuda, "is_initialized", lambda: gpu)
+    monkeypatch.setattr(fusec.torch_backend, "capability_of", lambda device: 90)
+    monkeypatch.setattr(fusec.torch_backend, "expect_kernels", lambda t: events.append(str(t)))
+    monkeypatch.setattr(fusec.torch_backend, "begin", lambda: events.append("begin") or begin())
+    with torch.no_grad():
+        torch.compile(MLP(1), backend="fusec", options=REFERENCE)(torch.randn(4, WIDTH))
+        torch._dynamo.reset()
+        fusec.torch_backend._register()
+        torch.compile(MLP(1), backend="fusec", options=REFERENCE)(torch.randn(4, WIDTH))
+    ready = ["sm_90"] if gpu else []
+    assert events[-1] == "begin"
+    assert events[events.index("begin") + 1 :] == [*ready, *ready, "begin"]
+
+
 def test_nothing_is_collected_while_a_model_is_compiled(monkeypatch: pytest.MonkeyPatch) -> None:
     collecting = []
     before = fusec.torch_backend.compile_graph

@@ -18,14 +18,19 @@ import subprocess
 import sys
 import threading
 import time
-from concurrent.futures import Future
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from concurrent.futures import TimeoutError as Late
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, TypeVar
 
 from fusec import settings
 from fusec.runtime.messages import receive, send
 
+Item = TypeVar("Item")
+Result = TypeVar("Result")
+
+_THREADS = 8  # that wait for kernels at once
 _PATIENCE = 1.0  # seconds from its start until the helper is ready, as long as an import may take
 _LONGEST = 60.0  # seconds for a kernel
 _CODE = (
@@ -145,6 +150,16 @@ def build(request: dict[str, Any]) -> bool:
     """Whether a helper has built what is asked for; False at once where there is none."""
     helper = _helper
     return helper is not None and not helper.ended and helper.build(request)
+
+
+def side_by_side(function: Callable[[Item], Result], items: Sequence[Item]) -> list[Result]:
+    """``function`` of each item, which may build kernels; each in a thread of its own where there
+    is a helper to wait for.
+    """
+    if len(items) < 2 or _helper is None or _helper.ended:
+        return [function(item) for item in items]
+    with ThreadPoolExecutor(min(len(items), _THREADS), "fusec-beside") as pool:
+        return list(pool.map(function, items))
 
 
 def stop() -> None:

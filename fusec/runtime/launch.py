@@ -23,7 +23,7 @@ from fusec.runtime.specialize import (
     contiguous,
     lay_out_all,
 )
-from fusec.runtime.steps import Wiring, capability_of, steps_of
+from fusec.runtime.steps import Wiring, build_all, capability_of, steps_of
 
 if TYPE_CHECKING:
     import torch
@@ -115,6 +115,7 @@ def prepare(
 
         laid = tuned(special, laid, wire, arguments, outputs, device)
     wiring, spare = wire(laid)
+    build_all(wiring, laid)
     steps = [step for k, region in enumerate(laid) for step in steps_of(wiring, k, region)]
     plans = tuple(step.plan for step in steps if step.plan is not None)
     return Prepared(

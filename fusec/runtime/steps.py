@@ -8,6 +8,7 @@ from __future__ import annotations
 import sys
 import time
 import warnings
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +20,7 @@ from fusec.codegen.kernel import Config, Kernel, Pointer
 from fusec.codegen.schedule_cuda import CLUSTERS_SINCE
 from fusec.ir.dtypes import DType
 from fusec.ir.node import Dim
+from fusec.runtime.build_beside import side_by_side
 from fusec.runtime.counters import COUNTERS, OncePerKey
 from fusec.runtime.prepared import Step, StepPlan, cuda_function, step_of
 from fusec.runtime.specialize import (
@@ -71,6 +73,11 @@ class Wiring:
         """Whether the buffer starts at a multiple of 16 bytes; what fusec allocates does."""
         name = f"out {pointer.buffer}" if pointer.written else pointer.buffer
         return name in self.aligned or pointer.buffer in self.temporaries
+
+
+def build_all(wiring: Wiring, regions: Sequence[LaidOut]) -> None:
+    """Build the kernels of all regions, as :func:`steps_of` does, but side by side."""
+    side_by_side(lambda k: _settled(wiring, k, regions[k]), range(len(regions)))
 
 
 def steps_of(wiring: Wiring, position: int, laid: LaidOut) -> list[Step]:
@@ -289,7 +296,7 @@ def _settled(wiring: Wiring, position: int, laid: LaidOut) -> LaidOut:
 
     def local_bytes(config: Config) -> int:
         tried = replace(laid, config=config)
-        codes = [_code(wiring, position, tried, part) for part in parts_of(tried)]
+        codes = side_by_side(lambda part: _code(wiring, position, tried, part), parts_of(tried))
         return max(code.facts.local_bytes if code.facts else 0 for code in codes)
 
     def find() -> tuple[Config, str | None]:

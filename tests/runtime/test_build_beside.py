@@ -16,13 +16,17 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+import torch._dynamo
 
+import fusec.torch_backend
 from fusec import settings
 from fusec.errors import BuildError
 from fusec.runtime import build_beside, build_helper, build_triton
 from fusec.runtime.build_triton import Target, compile_triton, expect_kernels, key_of
 from fusec.runtime.cache import default_store
 from fusec.runtime.messages import receive, send
+from tests.models import MLP, WIDTH, check_same, results
 from tests.runtime.kernels import ADD, ROW_SUM, add_program
 
 TARGET = Target.parse("sm_90")
@@ -107,6 +111,25 @@ def test_threads_are_served_side_by_side(helper: build_beside.Helper) -> None:
     assert not helper.ended
 
 
+def test_threads_wait_for_it_and_for_nothing_else() -> None:
+    """What they give is in order, and the first that fails is told of."""
+
+    def work(item: int) -> tuple[int, threading.Thread]:
+        if item > 9:
+            raise ValueError(item)
+        return item, threading.current_thread()
+
+    here = threading.current_thread()
+    assert build_beside.side_by_side(work, range(3)) == [(k, here) for k in range(3)]
+    expect_kernels(TARGET)
+    assert build_beside.side_by_side(work, [7]) == [(7, here)]
+    found = build_beside.side_by_side(work, range(9))
+    assert [item for item, _ in found] == [*range(9)]
+    assert here not in {thread for _, thread in found}
+    with pytest.raises(ValueError, match="11"):
+        build_beside.side_by_side(work, [1, 11, 12])
+
+
 @pytest.mark.usefixtures("nothing_here")
 def test_without_a_cache_it_uses_the_private_one() -> None:
     with settings.override(no_cache=True):
@@ -122,6 +145,20 @@ def test_a_message_has_all_of_a_program() -> None:
         message = receive(there)
     assert message is not None
     assert build_helper.program_of(message["program"]) == program
+
+
+@pytest.mark.gpu
+@pytest.mark.usefixtures("nothing_here")
+def test_a_model_on_a_gpu_has_its_kernels_from_it() -> None:
+    torch._dynamo.reset()
+    fusec.torch_backend._register()
+    model, x = MLP(3).cuda(), torch.randn(64, WIDTH, device="cuda", requires_grad=True)
+    compiled = torch.compile(model, backend="fusec")
+    check_same(results(compiled, model, x), results(model, model, x))
+    (graph,) = fusec.last_report().graphs[-1:]
+    assert graph.regions
+    assert [region.failure for region in graph.regions if region.failure] == []
+    assert build_beside._helper is not None
 
 
 # -- where it does not ----------------------------------------------------------------------------
@@ -268,6 +305,7 @@ import os, pathlib, signal, sys, threading, time
 from fusec import settings
 from fusec.runtime import build_beside
 from fusec.runtime.build_triton import Target, compile_triton, expect_kernels
+from tests.models import MLP, WIDTH, check_same, results
 from tests.runtime.kernels import add_program
 TARGET = Target.parse("sm_90")
 build_beside._PATIENCE = 60.0

@@ -6,9 +6,11 @@ import ctypes
 import re
 import shutil
 import subprocess
+import threading
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -19,14 +21,14 @@ from fusec.codegen import schedule_cuda
 from fusec.codegen.candidates import SPILLS_ALLOWED, relaxed, unspilled
 from fusec.codegen.kernel import Config, Form
 from fusec.errors import BuildError
-from fusec.runtime import codes, steps
+from fusec.runtime import build_beside, codes, steps
 from fusec.runtime.build_cuda import compile_cuda, find_compiler
 from fusec.runtime.build_triton import Target
 from fusec.runtime.cubin import Facts, read_facts
 from fusec.runtime.prepared import Step, StepPlan
 from fusec.runtime.show import View, example_arguments
-from fusec.runtime.specialize import LaidOut
-from fusec.runtime.steps import Wiring, steps_of
+from fusec.runtime.specialize import LaidOut, parts_of
+from fusec.runtime.steps import Wiring, build_all, steps_of
 
 HOPPER = Target.parse("sm_90")
 GPU = torch.device("cuda", 0)
@@ -253,6 +255,42 @@ def test_addresses_decide_a_triton_kernel(launches: list[StepPlan]) -> None:
     assert first.why.endswith("multiples of 16: n, out_ptr, x_ptr")
     assert second.why.endswith("multiples of 16: n")
     assert len({plan.binary for plan in launches}) == 2
+
+
+@pytest.mark.parametrize(
+    ("text", "regions"), [("sum(x, axis=0)", 1), ("x - max(x), x - mean(x, axis=0)", 2)]
+)
+def test_kernels_are_built_side_by_side(
+    monkeypatch: pytest.MonkeyPatch, text: str, regions: int
+) -> None:
+    """Where there is a helper; elsewhere one after the other, in the thread that asks."""
+    monkeypatch.setattr(steps, "capability_of", lambda device: 90)
+    wiring, found = laid(text, "triton", 4096, 1024)
+    kernels = sum(len(parts_of(region)) for region in found)
+    assert (len(found), kernels > 1) == (regions, True)
+    asked: list[threading.Thread] = []
+    meet = threading.Barrier(kernels)
+    build = codes.code_of
+
+    def code_of(*arguments: Any) -> codes.Code:
+        asked.append(threading.current_thread())
+        if build_beside._helper is not None:
+            meet.wait(60)  # raises where one of them is not there in time
+        return build(*arguments)
+
+    monkeypatch.setattr(codes, "code_of", code_of)
+    build_all(wiring, found)
+    assert {*asked} == {threading.current_thread()}
+    built = dict(wiring.special.built)
+    wiring.special.built.clear()
+    asked.clear()
+    monkeypatch.setattr(
+        build_beside, "_helper", SimpleNamespace(ended=False, build=lambda _: False)
+    )
+    build_all(wiring, found)
+    assert len({*asked}) == len(asked) == kernels
+    assert threading.current_thread() not in asked
+    assert wiring.special.built.keys() == built.keys()
 
 
 @needs_compiler
