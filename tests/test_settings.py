@@ -22,6 +22,7 @@ def test_every_variable_is_typed() -> None:
             "FUSEC_CXXFLAGS": "-g '-DNAME=a b'",
             "FUSEC_NUM_THREADS": "8",
             "FUSEC_NO_CACHE": "1",
+            "FUSEC_NO_HELPER": "1",
             "FUSEC_DUMP": "/tmp/dump",
             "DISABLE_LLVM_OPT": "1",
             "PATH": "/bin",
@@ -34,6 +35,7 @@ def test_every_variable_is_typed() -> None:
         cxxflags=("-g", "-DNAME=a b"),
         num_threads=8,
         no_cache=True,
+        no_helper=True,
         dump=Path("/tmp/dump"),
         tool_environment=(("DISABLE_LLVM_OPT", "1"),),
     )
