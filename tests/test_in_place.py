@@ -176,6 +176,23 @@ def test_what_is_read_again_is_left_alone(regions: list[RegionFunction]) -> None
     assert [region.over for region in regions] == [{}]
 
 
+@pytest.mark.parametrize("dynamic", [True, False])
+def test_kernels_of_other_lengths_may_read_more(
+    dynamic: bool, regions: list[RegionFunction]
+) -> None:
+    """Few rows do not take sums over them along: another kernel reads the product for those."""
+
+    def norm(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        c = a @ b
+        return c * torch.rsqrt((c * c).mean(-1, keepdim=True)), (c * c).sum(0)
+
+    compiled = torch.compile(norm, backend="fusec", dynamic=dynamic, options=OPTIONS)
+    for rows in (64, 8):
+        a, b = torch.randn(rows, 8), torch.randn(8, 1024)
+        torch.testing.assert_close(compiled(a, b), norm(a, b), rtol=1e-4, atol=1e-4)
+    assert [region.over for region in regions] == ([{}] if dynamic else [{0: 0}, {}])
+
+
 @pytest.mark.gpu
 def test_steps_of_the_launcher_write_over_products() -> None:
     torch.manual_seed(0)

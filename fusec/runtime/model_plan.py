@@ -124,7 +124,8 @@ def plan_region(model: Model, region: ModelRegion, choice: Choice) -> Planned:
     report = RegionReport(name, region.operators, kernels, eager, fused)
     again = any(_computes_again(one.region, one.accesses) for one in laid)
     over: tuple[tuple[int, int], ...] = ()
-    if not given and all(one.backend == "triton" for one in laid):
+    known = all(_is_known(values[n]) for n in (*region.inputs, *region.results))
+    if known and not given and all(one.backend == "triton" for one in laid):
         inputs = [_example(values[n]) for n in region.inputs]
         over = _overwritten(chosen, laid, inputs, results) if _is_plain(program, inputs) else ()
     return Planned(function, report, given, again, build, over)
@@ -157,12 +158,17 @@ def _overwritten(
     return tuple((k, n) for k, n in pairs if may_overwrite(kernels, outputs[k].name, names[n]))
 
 
+def _is_known(tensor: Any) -> bool:
+    """Whether a tensor has this layout in every call: with other lengths other kernels may run, and
+    more of them may read an operand.
+    """
+    return all(isinstance(n, int) for n in (*tensor.shape, *tensor.stride()))
+
+
 def _alike(operand: Any, result: Any) -> bool:
-    """Whether two tensors have one layout, of lengths that are known."""
-    numbers = (*operand.shape, *operand.stride(), *result.shape, *result.stride())
-    if not all(isinstance(n, int) for n in numbers) or operand.dtype is not result.dtype:
-        return False
-    return bool(operand.shape == result.shape and operand.stride() == result.stride())
+    """Whether two tensors have one layout and type."""
+    alike = operand.shape == result.shape and operand.stride() == result.stride()
+    return bool(alike and operand.dtype is result.dtype)
 
 
 def _computes_again(region: Region, accesses: Sequence[Operand]) -> bool:
