@@ -12,13 +12,17 @@ import torch
 import fusec
 from fusec.codegen.in_place import may_overwrite
 from fusec.codegen.kernel import Kernel
+from fusec.codegen.lower import TRITON
 from fusec.ir.dtypes import BF16
 from fusec.runtime import model_graph
+from fusec.runtime.build_cpp import find_compiler
 from fusec.runtime.model_region import RegionFunction
 from fusec.runtime.peak import peak_bytes
 from fusec.runtime.specialize import Argument, kernel_of, lay_out_all, parts_of
 
 OPTIONS = {"backend": "triton"}  # interpreted, without a GPU
+_COMPILES = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
+BACKENDS = ["triton", pytest.param("cpp", marks=_COMPILES)]
 
 
 def kernels(text: str, shape: tuple[int, int]) -> tuple[list[Kernel], tuple[str, ...]]:
@@ -48,7 +52,7 @@ def test_what_may_be_overwritten(
 ) -> None:
     found, outputs = kernels(text, shape)
     inputs = fusec.compile(text).inputs
-    got = {(o, i) for o in outputs for i in inputs if may_overwrite(found, o, i)}
+    got = {(o, i) for o in outputs for i in inputs if may_overwrite(found, o, i, TRITON)}
     assert got == over
 
 
@@ -94,12 +98,16 @@ def results_of(model: Any, x: torch.Tensor, given: torch.Tensor) -> list[torch.T
     return [*(r.detach() for r in results), *(p.grad for p in model.parameters())]
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("residual", [False, True])
 @pytest.mark.parametrize("views", [False, True])
-def test_training_is_the_same(residual: bool, views: bool, regions: list[RegionFunction]) -> None:
+def test_training_is_the_same(
+    residual: bool, views: bool, backend: str, regions: list[RegionFunction]
+) -> None:
     torch.manual_seed(0)
     plain = Layers(32, residual, views).double()
-    compiled = torch.compile(copy.deepcopy(plain), backend="fusec", options=OPTIONS)
+    options = {"backend": backend}
+    compiled = torch.compile(copy.deepcopy(plain), backend="fusec", options=options)
     for _ in range(3):
         x, given = (torch.randn(8, 32, dtype=torch.float64) for _ in range(2))
         kept = x.clone(), given.clone()
@@ -114,15 +122,17 @@ def test_training_is_the_same(residual: bool, views: bool, regions: list[RegionF
     assert not any(region.over for region in gelus)  # the backward needs what it was given
 
 
+@pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("donated", [True, False])
 def test_kept_products_are_written_over_where_nobody_goes_back_again(
-    donated: bool, regions: list[RegionFunction]
+    donated: bool, backend: str, regions: list[RegionFunction]
 ) -> None:
     """AOTAutograd refuses to go backward twice, or gives nothing away."""
     plain = Layers(32).double()
     x = torch.randn(8, 32, dtype=torch.float64)
+    options = {"backend": backend}
     with torch._functorch.config.patch(donated_buffer=donated):
-        compiled = torch.compile(copy.deepcopy(plain), backend="fusec", options=OPTIONS)
+        compiled = torch.compile(copy.deepcopy(plain), backend="fusec", options=options)
         result = compiled(x)[0]
         result.backward(x, retain_graph=not donated)
         assert regions[3].over == ({0: 1} if donated else {})
@@ -148,9 +158,11 @@ def test_what_is_kept_twice_is_not_given_away() -> None:
         assert [node.name for node in model_graph._donated(module)] == ["other"]
 
 
-def test_inference_writes_over_products_alone(regions: list[RegionFunction]) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_inference_writes_over_products_alone(backend: str, regions: list[RegionFunction]) -> None:
     plain = Layers(32)
-    compiled = torch.compile(copy.deepcopy(plain), backend="fusec", options=OPTIONS)
+    options = {"backend": backend}
+    compiled = torch.compile(copy.deepcopy(plain), backend="fusec", options=options)
     with torch.no_grad():
         x = torch.randn(8, 32)
         torch.testing.assert_close(compiled(x), plain(x))
@@ -165,12 +177,13 @@ def test_inference_writes_over_products_alone(regions: list[RegionFunction]) -> 
         assert torch.equal(other, before)
 
 
-def test_what_is_read_again_is_left_alone(regions: list[RegionFunction]) -> None:
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_what_is_read_again_is_left_alone(backend: str, regions: list[RegionFunction]) -> None:
     def product(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         c = a @ b
         return torch.relu(c) * 2, c[0]
 
-    compiled = torch.compile(product, backend="fusec", options=OPTIONS)
+    compiled = torch.compile(product, backend="fusec", options={"backend": backend})
     a, b = torch.randn(8, 8), torch.randn(8, 8)
     torch.testing.assert_close(compiled(a, b), product(a, b))
     assert [region.over for region in regions] == [{}]

@@ -1,39 +1,42 @@
 """Whether kernels may write a result over an operand that nothing else needs.
 
-May import ``codegen.kernel``.
+May import ``codegen.job`` and ``codegen.kernel``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import TypeVar
+from typing import TypeAlias
 
-from fusec.codegen.kernel import Kernel, Load, Pointer, Stmt, Store, Sweep
+from fusec.codegen.job import CPP, CUDA, Target
+from fusec.codegen.kernel import Form, Kernel, Level, Load, Pieces, Pointer, Stmt, Store, Sweep
 
-Moved = TypeVar("Moved", Load, Store)
+# Where a statement is: its number, behind those of the loops around it.
+_Place: TypeAlias = "tuple[int, ...]"
 
 
-def may_overwrite(kernels: Sequence[Kernel], written: str, read: str) -> bool:
+def may_overwrite(kernels: Sequence[Kernel], written: str, read: str, target: Target) -> bool:
     """Whether the result ``written`` may lie where the input ``read`` lies, element by element.
 
-    So it is where one kernel has to do with either, and in it each element is loaded once, before
-    the result at the same place is stored, by the same program. What ``kernels`` are in CUDA C++ or
-    C++ is not asked for: their compilers are told that buffers are apart.
+    So it is where one kernel has to do with either, and in it each element is loaded before the
+    result at the same place is stored, by the same program or thread, and not after. A kernel in
+    CUDA C++ may not: its compiler is told that buffers are apart.
     """
     touching = [k for k in kernels if _pointer(k, written, True) or _pointer(k, read, False)]
-    if len(touching) != 1:
+    if len(touching) != 1 or target is CUDA:
         return False
     (kernel,) = touching
     result, operand = _pointer(kernel, written, True), _pointer(kernel, read, False)
     if result is None or operand is None or result.storage is not operand.storage:
         return False
-    loads = list(_at(kernel.body, operand.name, Load))
-    stores = list(_at(kernel.body, result.name, Store))
-    if len(loads) != 1 or len(stores) != 1:
+    moves = list(_moves(kernel.body))
+    loads = [(p, s) for p, s in moves if isinstance(s, Load) and s.access.buffer == operand.name]
+    stores = [(p, s) for p, s in moves if isinstance(s, Store) and s.access.buffer == result.name]
+    if len(stores) != 1 or not _is_each_once(kernel, *stores[0], [s for _, s in moves]):
         return False
-    (around, before, load), (same, after, store) = loads[0], stores[0]
-    alike = load.access.terms == store.access.terms and load.mask == store.mask
-    return around is same and before < after and alike and not load.guards
+    (place, store), places = stores[0], [p for p, _ in loads]
+    before = _loops_load_before if target is CPP else _tiles_load_before
+    return before(places, place) and all(_is_same_element(load, store) for _, load in loads)
 
 
 def _pointer(kernel: Kernel, buffer: str, written: bool) -> Pointer | None:
@@ -42,12 +45,48 @@ def _pointer(kernel: Kernel, buffer: str, written: bool) -> Pointer | None:
     return next(own, None)
 
 
-def _at(
-    statements: Sequence[Stmt], name: str, kind: type[Moved]
-) -> Iterator[tuple[Sequence[Stmt], int, Moved]]:
-    """Statements of a kind that go to a buffer: those around each, its place, and itself."""
-    for place, statement in enumerate(statements):
+def _moves(
+    statements: Sequence[Stmt], around: _Place = ()
+) -> Iterator[tuple[_Place, Load | Store]]:
+    """All loads and stores. For each element they run in the order of their places, since the loops
+    along a row, and the two along a piece of it, run one behind the other.
+    """
+    for number, statement in enumerate(statements):
+        place = (*around, number)
         if isinstance(statement, Sweep):
-            yield from _at(statement.body, name, kind)
-        elif isinstance(statement, kind) and statement.access.buffer == name:
-            yield statements, place, statement
+            yield from _moves(statement.body, place)
+        elif isinstance(statement, Pieces):
+            yield from _moves((statement.first, statement.second), place)
+        elif isinstance(statement, (Load, Store)):
+            yield place, statement
+
+
+def _is_each_once(
+    kernel: Kernel, place: _Place, store: Store, moves: Sequence[Load | Store]
+) -> bool:
+    """Whether a statement runs once for each element that it stores: it varies along all that the
+    kernel walks, or along the rows, each of which is walked by one program, outside of any loop.
+    """
+    every = Level.UNIFORM
+    for move in moves:
+        every |= move.level
+    of_rows = kernel.form is Form.ROWS and not kernel.divided and len(place) == 1
+    return store.level == every or (of_rows and store.level == every & ~Level.COL)
+
+
+def _tiles_load_before(loads: Sequence[_Place], store: _Place) -> bool:
+    """Whether a program of tiles has one load of an operand, in the loop that stores."""
+    return len(loads) == 1 and loads[0][:-1] == store[:-1] and loads[0] < store
+
+
+def _loops_load_before(loads: Sequence[_Place], store: _Place) -> bool:
+    """The same of loops over elements, which may load them in earlier loops as well. Results on
+    their way past the caches are stored still later, block by block.
+    """
+    return bool(loads) and all(load < store for load in loads)
+
+
+def _is_same_element(load: Load, store: Store) -> bool:
+    """Whether what is loaded is what is overwritten, in every lane. A turned tile is more."""
+    alike = load.access.terms == store.access.terms and load.level == store.level
+    return alike and load.mask == store.mask and not (load.guards or load.tile)

@@ -27,6 +27,7 @@ from fusec.runtime.launch import Given, output_plan, prepare
 from fusec.runtime.model_region import agree
 from fusec.runtime.model_report import RegionReport
 from fusec.runtime.specialize import (
+    TARGETS,
     Argument,
     Circumstances,
     LaidOut,
@@ -125,7 +126,7 @@ def plan_region(model: Model, region: ModelRegion, choice: Choice) -> Planned:
     again = any(_computes_again(one.region, one.accesses) for one in laid)
     over: tuple[tuple[int, int], ...] = ()
     known = all(_is_known(values[n]) for n in (*region.inputs, *region.results))
-    if known and not given and all(one.backend == "triton" for one in laid):
+    if known and not given and len({one.backend for one in laid}) == 1:
         inputs = [_example(values[n]) for n in region.inputs]
         over = _overwritten(chosen, laid, inputs, results) if _is_plain(program, inputs) else ()
     return Planned(function, report, given, again, build, over)
@@ -155,7 +156,10 @@ def _overwritten(
         return ()
     kernels = [kernel_of(special, one, p) for one in laid for p in parts_of(one)]
     outputs, names = special.outputs, special.formula.inputs
-    return tuple((k, n) for k, n in pairs if may_overwrite(kernels, outputs[k].name, names[n]))
+    target = TARGETS[laid[0].backend]
+    return tuple(
+        (k, n) for k, n in pairs if may_overwrite(kernels, outputs[k].name, names[n], target)
+    )
 
 
 def _is_known(tensor: Any) -> bool:
