@@ -51,10 +51,11 @@ class Interpreter:
         import triton.language as tl
         from triton.runtime.interpreter import TensorHandle
 
+        from fusec.runtime import interpret_patches, interpret_types
         from fusec.runtime.interpret_libdevice import Libdevice
-        from fusec.runtime.interpret_patches import install
 
-        install()
+        interpret_patches.install()
+        interpret_types.install()
         np.seterr(all="ignore")  # a GPU does not warn of overflow either
         self._modules: dict[str, dict[str, Any]] = {}
         self._libdevice = Libdevice()
