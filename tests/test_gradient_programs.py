@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-import warnings
 from typing import Any
 
 import pytest
@@ -120,11 +119,7 @@ def _compare_sample(name: str, sample: Any) -> int:
     [n for n in MAPPED if test_op_db._operator(n).supports_autograd],
 )
 def test_operator_database(name: str) -> None:
-    operator = test_op_db._operator(name)
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        every = list(operator.sample_inputs("cpu", torch.float64, requires_grad=True))
+    every = test_op_db.every_sample(name, torch.float64, requires_grad=True)
     compared = 0
     for sample in every[:: max(1, len(every) // 8)]:
         try:

@@ -12,6 +12,7 @@ import warnings
 from collections import Counter
 from functools import cache
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -22,6 +23,7 @@ from tests.op_db_rows import MAPPED, Call, Inexpressible
 with warnings.catch_warnings():
     warnings.simplefilter("ignore")
     pytest.importorskip("expecttest", reason="the operator database needs expecttest")
+    from torch.testing._internal import common_utils
     from torch.testing._internal.common_methods_invocations import op_db
 
 # Samples of one operator and type, evenly chosen from all there are.
@@ -41,15 +43,21 @@ def _operator(name: str) -> Any:
     return next(o for o in op_db if o.name == base and o.variant_test_name == variant)
 
 
+def every_sample(name: str, dtype: torch.dtype, requires_grad: bool = False) -> list[Any]:
+    """The operator's samples, the same in every run."""
+    torch.manual_seed(0)
+    # PyTorch looks for a unittest among the callers, and reads the sources of all that it meets.
+    no_unittest = mock.patch.object(common_utils, "extract_test_fn", return_value=None)
+    with warnings.catch_warnings(), no_unittest:
+        warnings.simplefilter("ignore")
+        return list(_operator(name).sample_inputs("cpu", dtype, requires_grad=requires_grad))
+
+
 def _samples(name: str, dtype: torch.dtype) -> list[Any]:
     """Some of the operator's samples, the same in every run."""
-    operator = _operator(name)
-    if dtype not in operator.dtypes:
+    if dtype not in _operator(name).dtypes:
         return []
-    torch.manual_seed(0)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        every = list(operator.sample_inputs("cpu", dtype, requires_grad=False))
+    every = every_sample(name, dtype)
     step = max(1, -(-len(every) // MOST_SAMPLES.get(dtype, FEW_SAMPLES)))
     return every[::step]
 
