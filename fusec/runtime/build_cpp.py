@@ -15,6 +15,7 @@ import re
 import shutil
 import signal
 import subprocess
+import sys
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -50,6 +51,12 @@ _FLAGS = (
     "-shared",
     "-fPIC",
 )
+# What a kernel is linked with under GCC for Linux: no C++ library, of which it uses nothing, and
+# which the linker would have to read. "defs" has it refuse a library that lacks something, where
+# otherwise the first call would.
+_FEW_LIBRARIES = "-nodefaultlibs"
+_LIBRARIES = (_FEW_LIBRARIES, "-Wl,-z,defs", "-lgomp", "-lm", "-lc", "-lgcc")
+_LINKER = re.compile(r"\bld(\.\w+)?:|\bcollect2\b|undefined reference|-nodefaultlibs")
 _CTYPES: dict[str, Any] = {
     "float": ctypes.c_float,
     "double": ctypes.c_double,
@@ -113,7 +120,7 @@ def build_library(
             hint="install g++ or clang++, or set FUSEC_CXX to the compiler's path",
         )
     store = default_store()
-    arguments = _arguments(flags)
+    arguments = _arguments(compiler, flags)
     key = _key(source, include, compiler, arguments)
     with _lock:
         library = _loaded.get(key)
@@ -156,11 +163,13 @@ def builder_identity() -> dict[str, str] | None:
     compiler.
     """
     compiler = find_compiler()
-    return None if compiler is None else _builder(compiler, _arguments(()))
+    return None if compiler is None else _builder(compiler, _arguments(compiler, ()))
 
 
-def _arguments(flags: Sequence[str]) -> tuple[str, ...]:
-    return (*default_flags(), *flags, *settings.get().cxxflags)
+def _arguments(compiler: Compiler, flags: Sequence[str]) -> tuple[str, ...]:
+    own = settings.get().cxxflags
+    few = not own and sys.platform == "linux" and "Free Software Foundation" in compiler.version
+    return (*default_flags(), *flags, *own, *(_LIBRARIES if few else ()))
 
 
 def _builder(compiler: Compiler, arguments: Sequence[str]) -> dict[str, str]:
@@ -290,11 +299,7 @@ def _compile(
                 _refused_flags[compiler] = refused
                 library = (directory / _LIBRARY).read_bytes()
                 return store.put(key, {_LIBRARY: library, _SOURCE: source.encode()})
-        lacking = frozenset(
-            flag
-            for flag, complaint in _OPTIONAL_FLAGS.items()
-            if flag in usable and complaint.search(output)
-        )
+        lacking = _lacking(usable, output)
         if not lacking:
             break
         refused |= lacking  # without OpenMP its pragmas are ignored: one thread, the same numbers
@@ -303,6 +308,17 @@ def _compile(
         f"{compiler.command[0]} could not compile the generated C++",
         tool_output=output,
         source_path=_text(kept.path(_SOURCE)),
+    )
+
+
+def _lacking(flags: Sequence[str], output: str) -> frozenset[str]:
+    """The flags to do without, by what the compiler says; none where they are not the reason."""
+    if _FEW_LIBRARIES in flags and _LINKER.search(output):
+        return frozenset(_LIBRARIES)
+    return frozenset(
+        flag
+        for flag, complaint in _OPTIONAL_FLAGS.items()
+        if flag in flags and complaint.search(output)
     )
 
 

@@ -1,6 +1,7 @@
 """Building C++: flags, the cache, errors of the compiler, compilers that hang or lack a flag."""
 
 import ctypes
+import re
 import subprocess
 import sys
 import textwrap
@@ -150,6 +151,62 @@ def test_a_flag_that_the_compiler_lacks_is_left_out(
         library = build_cpp(SOURCE, include)
     assert run(library, [2.0]) == [6.0]
     assert library.threads_known() == openmp
+
+
+def needed(tmp_path: Path) -> list[str]:
+    """The libraries that the one built library names."""
+    (path,) = (tmp_path / "cache").rglob("kernel.so")
+    content = path.read_bytes()
+    return re.findall(r"lib\w+(?:\+\+)?\.so", content.decode("latin-1"))
+
+
+gcc_only = pytest.mark.skipif(
+    sys.platform != "linux" or "Free Software" not in getattr(find_compiler(), "version", ""),
+    reason="GCC for Linux is told its libraries",
+)
+
+
+@gcc_only
+def test_the_c_and_openmp_libraries_are_named_and_no_other(include: Path, tmp_path: Path) -> None:
+    library = build_cpp(SOURCE, include)
+    assert run(library, [2.0]) == [6.0]
+    assert library.threads_known() == 1
+    assert "libgomp.so" in needed(tmp_path)
+    assert "libstdc++.so" not in needed(tmp_path)
+
+
+@gcc_only
+def test_a_library_that_is_not_named_is_found_all_the_same(include: Path) -> None:
+    source = '#include <new>\nextern "C" int* one() { return new int(1); }'
+    library = build_cpp(source, include)
+    library.one.restype = ctypes.POINTER(ctypes.c_int)
+    assert library.one()[0] == 1
+    assert run(build_cpp(SOURCE, include), [2.0]) == [6.0]
+
+
+@gcc_only
+def test_a_linker_that_refuses_the_list_of_libraries_gets_none(
+    tmp_path: Path, include: Path
+) -> None:
+    body = (
+        'for a in "$@"; do [ "$a" = -lgcc ] && { echo "ld: cannot find -lgcc" >&2; exit 1; }; done'
+    )
+    command = wrapper(tmp_path, body)
+    script = Path(command[0])
+    script.write_text(script.read_text().replace("wrapper 1", "Free Software Foundation"))
+    with settings.override(cxx=(command,)):
+        library = build_cpp(SOURCE, include)
+    assert run(library, [2.0]) == [6.0]
+    assert library.threads_known() == 1  # nothing else was given up
+
+
+@gcc_only
+def test_flags_of_the_user_keep_the_libraries_of_the_compiler() -> None:
+    compiler = find_compiler()
+    assert compiler is not None
+    assert "-nodefaultlibs" in module._arguments(compiler, ())
+    with settings.override(cxxflags=("-DUNUSED",)):
+        assert "-nodefaultlibs" not in module._arguments(compiler, ())
 
 
 def test_a_compiler_that_hangs_is_killed(
