@@ -31,10 +31,11 @@ demo: $(VENV)/.installed
 	set -x; $(BIN)/fusec bench '$(FORMULA)' -i "x=$${size}x$${size}:f32"
 	@echo "'. $(VENV)/bin/activate' puts fusec and its Python on the PATH of this shell."
 
-# Two workers: on two cores that is the fastest, and more only pays where compilers do not.
+# Two workers: on two cores that is the fastest, and more only pays where compilers do not. Tests start
+# hundreds of processes: what is compiled of Python is kept for the next, whatever the environment says.
 PYTEST_WORKERS ?= 2
 test: lint types
-	$(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
+	PYTHONDONTWRITEBYTECODE= $(BIN)/python -m pytest -q -n $(PYTEST_WORKERS) $(PYTEST_ARGS)
 
 lint: $(VENV)/.installed-test
 	$(BIN)/ruff check
