@@ -1,4 +1,4 @@
-"""Builds generated C++ into a shared library and loads it. May import cache, settings and errors.
+"""Builds generated C++ into a shared library and loads it. May import headers, cache and errors.
 
 The library is cached under everything that can change it: source, headers, compiler, flags,
 processor, fusec version. A warm process starts no subprocess.
@@ -13,7 +13,6 @@ import os
 import platform
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import threading
@@ -25,6 +24,8 @@ from typing import Any
 from fusec import settings
 from fusec.errors import BuildError, UnsupportedError
 from fusec.runtime.cache import Entry, Store, default_store, digest
+from fusec.runtime.commands import run
+from fusec.runtime.headers import HEADER, CompiledHeaders, begins_with_it
 from fusec.version import __version__
 
 COMPILE_TIMEOUT = 300.0  # seconds until a compiler counts as hung
@@ -56,6 +57,7 @@ _FLAGS = (
 # otherwise the first call would.
 _FEW_LIBRARIES = "-nodefaultlibs"
 _LIBRARIES = (_FEW_LIBRARIES, "-Wl,-z,defs", "-lgomp", "-lm", "-lc", "-lgcc")
+_BEHIND = ("-l", "-Wl,")  # flags that go behind the source
 _LINKER = re.compile(r"\bld(\.\w+)?:|\bcollect2\b|undefined reference|-nodefaultlibs")
 _CTYPES: dict[str, Any] = {
     "float": ctypes.c_float,
@@ -228,7 +230,7 @@ def _identified(command: tuple[str, ...], path: str, stamp: str) -> Compiler | N
     if entry is not None:
         return Compiler(command, path, entry.files["version"].decode())
     try:
-        code, output = _run([path, *command[1:], "--version"], _VERSION_TIMEOUT)
+        code, output = run([path, *command[1:], "--version"], _VERSION_TIMEOUT)
     except (OSError, subprocess.TimeoutExpired):
         return None
     if code != 0:
@@ -293,14 +295,20 @@ def _compile(
     refused = _refused_flags.get(compiler, frozenset())
     while True:
         usable = [flag for flag in arguments if flag not in refused]
+        compiled = _compiled_headers(store, source, include, compiler, usable)
+        folders = [include] if compiled is None else [compiled, include]
         with store.scratch() as directory:
-            code, output = _invoke(compiler, directory, source, include, usable)
+            (directory / _SOURCE).write_text(source, encoding="utf-8")
+            files = (directory / _SOURCE, directory / _LIBRARY)
+            code, output = _invoke(compiler, *files, folders, usable)
             if code == 0:
                 _refused_flags[compiler] = refused
                 library = (directory / _LIBRARY).read_bytes()
                 return store.put(key, {_LIBRARY: library, _SOURCE: source.encode()})
         lacking = _lacking(usable, output)
-        if not lacking:
+        if compiled is not None:
+            _headers.forget(compiled)  # and tell whether that was it
+        elif not lacking:
             break
         refused |= lacking  # without OpenMP its pragmas are ignored: one thread, the same numbers
     kept = store.put(digest({"failed": key}), {_SOURCE: source.encode()})
@@ -322,50 +330,40 @@ def _lacking(flags: Sequence[str], output: str) -> frozenset[str]:
     )
 
 
+def _compiled_headers(
+    store: Store, source: str, include: Path, compiler: Compiler, flags: Sequence[str]
+) -> Path | None:
+    """Where headers compiled for these flags are, if they are of use to this source."""
+    if _FEW_LIBRARIES not in flags or not begins_with_it(source):  # not GCC, or not as it comes
+        return None
+
+    def compile_to(path: Path) -> bool:
+        own = [flag for flag in flags if not flag.startswith(_BEHIND)]
+        return _invoke(compiler, include / HEADER, path, [include], [*own, "-xc++-header"])[0] == 0
+
+    key = _key("compiled headers", include, compiler, flags)
+    return _headers.folder(store, key, compile_to)
+
+
 def _invoke(
-    compiler: Compiler, directory: Path, source: str, include: Path, flags: Sequence[str]
+    compiler: Compiler, source: Path, result: Path, folders: Sequence[Path], flags: Sequence[str]
 ) -> tuple[int, str]:
-    (directory / _SOURCE).write_text(source, encoding="utf-8")
-    behind = [flag for flag in flags if flag.startswith(("-l", "-Wl,"))]
     command = [
         compiler.path,
         *compiler.command[1:],
-        *(flag for flag in flags if flag not in behind),
-        f"-I{include}",
-        str(directory / _SOURCE),
+        *(flag for flag in flags if not flag.startswith(_BEHIND)),
+        *(f"-I{folder}" for folder in folders),
+        str(source),
         "-o",
-        str(directory / _LIBRARY),
-        *behind,
+        str(result),
+        *(flag for flag in flags if flag.startswith(_BEHIND)),
     ]
     try:
-        return _run(command, COMPILE_TIMEOUT)
+        return run(command, COMPILE_TIMEOUT)
     except OSError as error:
         raise BuildError(f"{compiler.command[0]} does not start: {error.strerror}") from error
     except subprocess.TimeoutExpired:
         return 1, f"the compiler was stopped after {COMPILE_TIMEOUT:g} seconds"
-
-
-def _run(command: Sequence[str], timeout: float) -> tuple[int, str]:
-    """Exit code and output of a command, which is killed with its children when we leave early."""
-    with subprocess.Popen(
-        command,
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env=settings.child_environment(LC_ALL="C"),
-        start_new_session=True,  # a group of its own: the driver's cc1plus dies with it
-    ) as process:
-        try:
-            output, _ = process.communicate(timeout=timeout)
-        except BaseException:  # a timeout or Ctrl-C: nothing may go on compiling behind our back
-            with contextlib.suppress(OSError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-            raise
-    text = output.decode(errors="replace")
-    if process.returncode < 0:
-        text += f"\nkilled by signal {-process.returncode}"
-    return process.returncode, text
 
 
 def _text(path: Path | None) -> str | None:
@@ -373,12 +371,14 @@ def _text(path: Path | None) -> str | None:
 
 
 def _after_fork() -> None:
-    global _lock, _forked
+    global _lock, _headers, _forked
     _lock = threading.Lock()
+    _headers = CompiledHeaders()
     _forked = True
 
 
 _lock = threading.Lock()
+_headers = CompiledHeaders()
 _forked = False
 _loaded: dict[str, ctypes.CDLL] = {}
 _refused_flags: dict[Compiler, frozenset[str]] = {}
