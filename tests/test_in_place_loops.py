@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 import fusec
 from fusec import settings
-from fusec.codegen import schedule
+from fusec.codegen import schedule_cpp
 from fusec.codegen.in_place import may_overwrite
 from fusec.codegen.lower import CPP
 from fusec.ir.dtypes import BOOL, F64, I64, by_torch_name
@@ -134,8 +134,8 @@ def large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> No
     """Several threads whatever the size; and results past the caches, or not."""
     monkeypatch.setattr(steps, "SERIAL_ELEMENTS", 0)
     if request.param == "streaming":
-        monkeypatch.setattr(schedule, "STREAM_BYTES", 0)
-        monkeypatch.setattr(schedule, "STREAM_STRETCH", 0)
+        monkeypatch.setattr(schedule_cpp, "STREAM_BYTES", 0)
+        monkeypatch.setattr(schedule_cpp, "STREAM_STRETCH", 0)
 
 
 @pytest.mark.usefixtures("large")
@@ -163,8 +163,8 @@ def test_long_rows_and_columns(formula: str) -> None:
 
 @pytest.mark.parametrize("offset", [1, 7, 16])
 def test_blocks_that_begin_anywhere(offset: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(schedule, "STREAM_BYTES", 0)
-    monkeypatch.setattr(schedule, "STREAM_STRETCH", 0)
+    monkeypatch.setattr(schedule_cpp, "STREAM_BYTES", 0)
+    monkeypatch.setattr(schedule_cpp, "STREAM_STRETCH", 0)
     for dtype in (torch.float32, torch.bfloat16, torch.float64, torch.int8):
         room = torch.arange(5 * 1023 + 64).remainder(100).to(dtype)
         x = room[offset : offset + 5 * 1023].view(5, 1023)
