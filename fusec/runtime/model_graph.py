@@ -21,7 +21,8 @@ from fusec.frontend.model_trace import Model, ModelRegion
 from fusec.runtime.model_memory import memory_of
 from fusec.runtime.model_operators import shorten
 from fusec.runtime.model_plan import Choice, Planned, build_soon, plan_region
-from fusec.runtime.model_region import RegionFunction, straight
+from fusec.runtime.model_products import is_all_pooled, pool_products
+from fusec.runtime.model_region import RegionFunction, Targets, straight
 from fusec.runtime.model_report import GraphReport, Report, finish
 from fusec.runtime.traced_bound import Known
 
@@ -69,15 +70,19 @@ def compile_graph(
     model, plans = plan.model, plan.plans
     donated = _donated(plan.graph) if stage == "backward" else set()
     given = {n for n in donated if _is_product(n.meta.get("original_aten"))}
+    lean = is_all_pooled(model)
     functions = {
-        r.nodes[0]: _function(module, model, r, plans[_key(r)], given) for r in model.regions
+        r.nodes[0]: _function(module, model, r, plans[_key(r)], given, lean) for r in model.regions
     }
     reports = [f.report for f in functions.values()]
     counted = sum(o.counts for o in model.operations.by_node.values())
     finish(report, GraphReport(stage, counted, reports, _left(model)))
     # What a forward graph returns has to be the tensor that PyTorch expects, not an equal one.
     kept = set() if stage == "backward" else set(plan.output.all_input_nodes)
-    return boxed(module, _rewritten(plan, functions, kept, donated))
+    graph = _rewritten(plan, functions, kept, donated)
+    if lean:
+        pool_products(graph)
+    return boxed(module, graph)
 
 
 def _key(region: ModelRegion) -> tuple[Any, ...]:
@@ -125,15 +130,22 @@ def _leave_sums(model: Model, region: ModelRegion) -> bool:
 
 
 def _function(
-    module: Any, model: Model, region: ModelRegion, planned: Planned, given: set[Any]
+    module: Any,
+    model: Model,
+    region: ModelRegion,
+    planned: Planned,
+    given: set[Any],
+    lean: bool,
 ) -> RegionFunction:
     known, eager = Known(region.program, planned.function), _eager(module, region)
     over: dict[int, int] = {}
     for result, place in planned.over:
-        free = result not in over and place not in over.values()
-        if free and _is_last(model, region, region.inputs[place], given):
+        alone = result not in over and place not in over.values()
+        if alone and _is_last(model, region, region.inputs[place], given):
             over[result] = place
-    return RegionFunction(region, known, eager, planned.report, planned.given, over)
+    free = tuple(sorted({place for _, place in planned.over}))
+    targets = Targets(planned.given, over, free, lean)
+    return RegionFunction(region, known, eager, planned.report, targets)
 
 
 def _is_last(model: Model, region: ModelRegion, node: Any, given: set[Any]) -> bool:

@@ -125,7 +125,7 @@ def plan_region(model: Model, region: ModelRegion, choice: Choice) -> Planned:
     report = RegionReport(name, region.operators, kernels, eager, fused)
     again = any(_computes_again(one.region, one.accesses) for one in laid)
     over: tuple[tuple[int, int], ...] = ()
-    known = all(_is_known(values[n]) for n in (*region.inputs, *region.results))
+    known = all(is_known(values[n]) for n in (*region.inputs, *region.results))
     if known and not given and len({one.backend for one in laid}) == 1:
         inputs = [_example(values[n]) for n in region.inputs]
         over = _overwritten(chosen, laid, inputs, results) if _is_plain(program, inputs) else ()
@@ -162,7 +162,7 @@ def _overwritten(
     )
 
 
-def _is_known(tensor: Any) -> bool:
+def is_known(tensor: Any) -> bool:
     """Whether a tensor has this layout in every call: with other lengths other kernels may run, and
     more of them may read an operand.
     """

@@ -6,10 +6,11 @@ May import everything below the API.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from fusec.errors import FusecError
+from fusec.runtime.memory import allocator, is_pooled
 from fusec.runtime.model_report import RegionReport, fail
 from fusec.runtime.traced_bound import Bound, Known, bind, lengths_in, number
 
@@ -29,6 +30,8 @@ class _Bound:
     plain: bool  # the inputs are the kernels' own, in order
     finished: bool  # so are the results
     over: tuple[int | None, ...]  # the input whose memory each result takes, if any
+    make: tuple[Callable[[], Any], ...]  # memory for each that takes none, as PyTorch lays it out
+    into: bool  # the results go to that memory
 
     def moved(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """What the kernels read, of the region's inputs."""
@@ -36,16 +39,13 @@ class _Bound:
 
     def outs(self, values: Sequence[Any]) -> Any:
         """Memory for the results, laid out as PyTorch expects them."""
-        import torch
-
-        device = max((v.device for v in values), key=lambda d: d.type != "cpu")
-        made = []
-        for place, (shape, strides, dtype) in zip(self.over, self.wanted, strict=True):
-            if place is not None and values[place].stride() == strides:
-                made.append(values[place])
-            else:
-                made.append(torch.empty_strided(shape, strides, dtype=dtype, device=device))
-        return _single(tuple(made))
+        each = zip(self.over, self.strides, self.make, strict=True)
+        return _single(
+            tuple(
+                make() if place is None or values[place].stride() != strides else values[place]
+                for place, strides, make in each
+            )
+        )
 
 
 class _Direct(NamedTuple):
@@ -60,13 +60,27 @@ class _Direct(NamedTuple):
     alone: tuple[int, ...] | None
 
 
+@dataclass(frozen=True, slots=True)
+class Targets:
+    """Where the results of a region go.
+
+    ``given``: to memory that is laid out beforehand, since kernels would lay it out in another way
+    than PyTorch expects. ``over``: results by the inputs whose memory they take, which nothing
+    needs again, of all the ``free`` inputs that the kernels can write over: those are the same for
+    all regions that share the kernels, so that a call is known whichever of them is taken.
+    ``lean``: see ``runtime.memory``.
+    """
+
+    given: bool = False
+    over: Mapping[int, int] = field(default_factory=dict)
+    free: tuple[int, ...] = ()
+    lean: bool = False
+
+
 class RegionFunction:
     """Callable with the region's inputs and numbers; gives its results, a tensor or a tuple.
 
-    ``eager`` is called with the same where the kernels cannot be built. ``given``: the results go
-    to memory that is laid out beforehand, since kernels would lay it out in another way than
-    PyTorch expects. ``over``: results by the inputs whose memory they take, which nothing needs
-    again.
+    ``eager`` is called with the same where the kernels cannot be built.
     """
 
     def __init__(
@@ -75,14 +89,13 @@ class RegionFunction:
         known: Known,
         eager: Callable[..., Any],
         report: RegionReport,
-        given: bool,
-        over: Mapping[int, int] | None = None,
+        targets: Targets,
     ) -> None:
         self.known = known
         self.eager = eager
         self.report = report
-        self.over = {} if over is None else over
-        self._given = given or bool(over)
+        self.over = targets.over
+        self._targets = targets
         self._tensors = len(region.inputs)
         self._layouts = region.layouts
         fixed = all(isinstance(n, int) for own in region.program.symbols for n in own)
@@ -107,7 +120,7 @@ class RegionFunction:
         if made is None or table is None or self.report.failure is not None:
             return None
         alone = made.strides[0] if made.finished and len(made.strides) == 1 else None
-        return _Direct(table, made, self._given and made.finished, alone)
+        return _Direct(table, made, made.into, alone)
 
     def finish(self, made: _Bound, computed: Any) -> Any:
         """What the region gives, of what its kernels have computed."""
@@ -135,28 +148,35 @@ class RegionFunction:
             return tuple(int(number(n, lengths)) for n in of)
 
         wanted = [(numbers(own.shape), numbers(own.strides), own.dtype) for own in self._layouts]
+        finished = not any(steps for _, steps, _ in bound.results)
         in_order = [n for n, _ in bound.views] == list(range(len(values)))
+        device = max((v.device for v in values), key=lambda d: d.type != "cpu")
+        targets = self._targets
+        given = targets.given or bool(targets.over)
+        pooled = targets.lean and any(is_pooled(*own, device) for own in wanted)
         made = self._memo[key] = _Bound(
             bound,
             [strides for _, strides, _ in wanted],
             wanted,
             in_order and not any(steps for _, steps in bound.views),
-            not any(steps for _, steps, _ in bound.results),
+            finished,
             tuple(self.over.get(k) for k in range(len(wanted))),
+            tuple(allocator(*own, device, targets.lean) for own in wanted),
+            finished and (given or pooled),
         )
         return made
 
     def _run(self, made: _Bound, values: Sequence[Any]) -> Any:
         if not made.plain:
             values = made.moved(values)
-        if self._given and made.finished:
+        if made.into:
             return self._run_into(made, values)
         return self.finish(made, self.known.function(*values))
 
     def _run_into(self, made: _Bound, values: Sequence[Any]) -> Any:
         outs = made.outs(values)
         if self.over:
-            self.known.function.overwrite(tuple(values), outs, tuple(self.over.values()))
+            self.known.function.overwrite(tuple(values), outs, self._targets.free)
         else:
             self.known.function(*values, out=outs)
         return outs

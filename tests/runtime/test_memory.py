@@ -83,6 +83,39 @@ def test_what_waits_is_bounded(monkeypatch: pytest.MonkeyPatch) -> None:
     assert 0 < pool._bytes <= 16 << 20
 
 
+@pytest.mark.parametrize("lean", [True, False])
+def test_a_lean_result_takes_no_more_than_was_in_use(
+    lean: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Blocks of another length make room, and only those that have to."""
+    pool = memory._Pool()
+    monkeypatch.setattr(memory, "_pool", pool)
+    device = torch.device("cpu")
+    make_one = memory.allocator((1024, 1024), (1024, 1), torch.float32, device, lean)
+    make_two = memory.allocator((2048, 1024), (1024, 1), torch.float32, device, lean)
+    kept = [make_one() for _ in range(4)]
+    height = pool._used
+    del kept[1:]
+    gc.collect()
+    assert pool._bytes == 3 * height // 4
+    kept.append(make_two())
+    assert pool._used + pool._bytes <= height if lean else pool._used + pool._bytes > height
+    assert pool._bytes >= height // 4
+    kept.append(make_one())  # one that waited
+    assert pool._used <= height
+    del kept
+    gc.collect()
+    assert pool._used == 0
+    memory.release()
+    assert pool._bytes == 0
+
+
+def test_a_layout_with_gaps_has_no_block() -> None:
+    tensor = memory.allocator(SHAPE, (2200, 1), torch.float32, torch.device("cpu"))()
+    assert tensor.stride() == (2200, 1)
+    tensor.fill_(1)
+
+
 def test_small_results_and_the_setting_go_without() -> None:
     device = torch.device("cpu")
     small = memory.allocator((10,), (1,), torch.float32, device)
