@@ -152,10 +152,9 @@ def test_what_is_kept_twice_is_not_given_away() -> None:
     graph.output(nodes[-1])
     context = torch._guards.TracingContext(None)
     context.fw_metadata = SimpleNamespace(bw_donated_idxs=[0, 1, 2])
-    module = torch.fx.GraphModule({}, graph)
-    assert model_graph._donated(module) == set()
+    assert model_graph._donated(graph) == set()
     with torch._guards.tracing(context):
-        assert [node.name for node in model_graph._donated(module)] == ["other"]
+        assert [node.name for node in model_graph._donated(graph)] == ["other"]
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
