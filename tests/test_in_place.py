@@ -14,7 +14,7 @@ from fusec.codegen.in_place import may_overwrite
 from fusec.codegen.kernel import Kernel
 from fusec.codegen.lower import TRITON
 from fusec.ir.dtypes import BF16
-from fusec.runtime import model_graph
+from fusec.runtime import launcher, model_graph
 from fusec.runtime.build_cpp import find_compiler
 from fusec.runtime.model_region import RegionFunction
 from fusec.runtime.peak import peak_bytes
@@ -224,3 +224,25 @@ def test_steps_of_the_launcher_write_over_products() -> None:
     assert ours is not None
     assert theirs is not None
     assert ours <= theirs + (1 << 16)
+
+
+def test_equal_layers_go_to_the_launcher(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One takes the memory of its first operand, the next that of its second: one function."""
+    assert launcher.wait(120.0), launcher.reason()
+    slow: list[int] = []
+    overwrite = fusec.CompiledFunction.overwrite
+
+    def counted(self: fusec.CompiledFunction, *given: Any) -> None:
+        slow.append(len(given))
+        overwrite(self, *given)
+
+    monkeypatch.setattr(fusec.CompiledFunction, "overwrite", counted)
+    model = Layers(16)
+    compiled = torch.compile(model, backend="fusec")
+    x, given = torch.randn(8, 16), torch.randn(8, 16)
+    for _ in range(8):
+        results_of(compiled, x, given)
+    assert slow  # results take the memory of operands
+    slow.clear()
+    results_of(compiled, x, given)
+    assert not slow  # without Python in between
