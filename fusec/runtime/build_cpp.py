@@ -293,6 +293,7 @@ def _compile(
     arguments: Sequence[str],
 ) -> Entry:
     refused = _refused_flags.get(compiler, frozenset())
+    own: frozenset[str] = frozenset()  # what this source alone does without
     while True:
         usable = [flag for flag in arguments if flag not in refused]
         compiled = _compiled_headers(store, source, include, compiler, usable)
@@ -302,15 +303,17 @@ def _compile(
             files = (directory / _SOURCE, directory / _LIBRARY)
             code, output = _invoke(compiler, *files, folders, usable)
             if code == 0:
-                _refused_flags[compiler] = refused
+                _refused_flags[compiler] = refused - own
                 library = (directory / _LIBRARY).read_bytes()
                 return store.put(key, {_LIBRARY: library, _SOURCE: source.encode()})
         lacking = _lacking(usable, output)
-        if compiled is not None:
-            _headers.forget(compiled)  # and tell whether that was it
-        elif not lacking:
+        if lacking:
+            refused |= lacking  # without OpenMP its pragmas are ignored: the same numbers
+            own |= lacking if "undefined reference" in output else frozenset()
+        elif compiled is not None:
+            _headers.forget(compiled)  # and see whether that was it
+        else:
             break
-        refused |= lacking  # without OpenMP its pragmas are ignored: one thread, the same numbers
     kept = store.put(digest({"failed": key}), {_SOURCE: source.encode()})
     raise BuildError(
         f"{compiler.command[0]} could not compile the generated C++",

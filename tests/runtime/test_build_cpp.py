@@ -34,6 +34,7 @@ extern "C" int threads_known() {
 @pytest.fixture(autouse=True)
 def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_loaded", {})  # what other tests have loaded stays loaded
+    monkeypatch.setattr(module, "_refused_flags", {})
     module._identified.cache_clear()
     with settings.override(cache_dir=tmp_path / "cache"):
         yield
@@ -181,6 +182,7 @@ def test_a_library_that_is_not_named_is_found_all_the_same(include: Path) -> Non
     library = build_cpp(source, include)
     library.one.restype = ctypes.POINTER(ctypes.c_int)
     assert library.one()[0] == 1
+    assert not any(module._refused_flags.values())  # the next kernel is linked as ever
     assert run(build_cpp(SOURCE, include), [2.0]) == [6.0]
 
 

@@ -24,6 +24,7 @@ BODIES = ("exp(x)", "erf(x)", "sin(x) + log(x)", "maximum(x, 2.0f)")
 @pytest.fixture(autouse=True)
 def fresh_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(module, "_loaded", {})
+    monkeypatch.setattr(module, "_refused_flags", {})
     monkeypatch.setattr(module, "_headers", headers.CompiledHeaders())
     with settings.override(cache_dir=tmp_path / "cache"):
         yield
