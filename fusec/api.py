@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast, overload
 
 from fusec.collector import without_collections
 from fusec.runtime import operator_calls, recipe
-from fusec.runtime.arguments import Call, run
+from fusec.runtime.arguments import Call, note_written, run
 from fusec.runtime.bound import BoundCall, by_name
 from fusec.runtime.choices import choose, function_only, kernel_name, own_name, seconds
 from fusec.runtime.counters import COUNTERS, OncePerKey
@@ -198,6 +198,8 @@ class CompiledFunction:
         if fast is not None and not named and self._levels._current_level < 0:
             result = fast(args) if out is None else fast(args, out)
             if result is not NotImplemented:
+                if out is not None:
+                    note_written(out if isinstance(out, tuple) else (out,))
                 return result
         values = (
             list(args)
@@ -212,7 +214,10 @@ class CompiledFunction:
             from fusec.runtime.autograd import run_tracked
 
             return run_tracked(call, self._steps, self.specialization)
-        return self._run(call, None if named else args, out)
+        result = self._run(call, None if named else args, out)
+        if call.outs is not None:
+            note_written(call.outs)
+        return result
 
     def overwrite(self, args: tuple[Any, ...], out: Any, taken: Sequence[int]) -> None:
         """Write the results to ``out``, some of which may lie where the inputs at ``taken`` lie.
@@ -247,12 +252,13 @@ class CompiledFunction:
         the inputs, does not look at them again, and returns fresh outputs, or writes to ``out``
         each time; without gradients: UnsupportedError where an input requires grad.
         """
-        call = Call(self._formula, by_name(self._formula, args, named), out, self._backend)
+        values = by_name(self._formula, args, named)
+        call = Call(self._formula, list(values), out, self._backend)
         if call.tracked:
             from fusec.runtime.autograd import refuse_bound
 
             refuse_bound()
-        return BoundCall(self._prepared(call), call, self)
+        return BoundCall(self._prepared(call), call, values, self)
 
     def as_operator(self, name: str, numbers: Sequence[str] = ()) -> Any:
         """The formula as a ``torch.library`` operator, for as long as the process lives:

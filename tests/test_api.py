@@ -374,6 +374,62 @@ def test_a_bound_call_into_given_memory(backend: Backend) -> None:
 
 
 @on_every_backend
+@pytest.mark.parametrize("bound", [False, True])
+def test_what_is_written_to_cannot_be_a_saved_value(backend: Backend, bound: bool) -> None:
+    function = backend.compile("2*x")
+    x = backend.place(torch.ones(4))
+    for _ in range(5):  # from some call on by the compiled launcher
+        out, weight = torch.full_like(x, 3.0), torch.ones_like(x).requires_grad_()
+        call = function.bind(x, out=out) if bound else lambda out=out: function(x, out=out)
+        loss = (weight * out).sum()
+        call()
+        with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+            loss.backward()
+    base = torch.zeros_like(x)
+    function(x[:2], out=base[:2])
+    assert base._version > 0
+    with torch.inference_mode():
+        same(function(x, out=torch.empty_like(x)), 2 * x)  # such a tensor has no counter
+
+
+@pytest.mark.parametrize("backend", [CPP, EAGER, INTERPRETER], ids=str)
+def test_a_bound_call_copies_what_it_copied_before(backend: Backend) -> None:
+    """What has to be copied to be read may have other elements by the next call."""
+    function = backend.compile("2*x + y")
+    y, pairs = torch.ones(4), torch.zeros(4, dtype=torch.complex64)
+    bound = function.bind(torch.conj(pairs).imag, y)  # a bit says that its elements are negated
+    for turn in range(4):
+        pairs.fill_(-turn * 1j)
+        same(bound(), torch.full((4,), 2.0 * turn + 1))
+        same(bound(torch.conj(pairs + 1j).imag, y), torch.full((4,), 2.0 * turn - 1))
+    ones = numpy.ones((2, 3), numpy.float32)
+    for array in (numpy.zeros((2, 3), numpy.float32)[::-1], numpy.zeros((2, 3), ">f4")):
+        bound = function.bind(array, ones)
+        array[:] = 5
+        assert bound().tolist() == [[11.0] * 3] * 2
+
+
+@on_every_backend
+def test_a_bound_call_of_memory_that_is_gone(backend: Backend) -> None:
+    function = backend.compile("2*x")
+    for calls in (0, 5):
+        x = backend.place(torch.ones(64))
+        out = torch.empty_like(x)
+        bound, into = function.bind(x), function.bind(x, out=out)
+        for _ in range(calls):
+            same(bound(), into())
+        x.untyped_storage().resize_(0)
+        for call in (bound, into):
+            with pytest.raises(fusec.FusecError, match="memory"):
+                call()
+        x = backend.place(torch.ones(64))
+        into = function.bind(x, out=out)
+        out.untyped_storage().resize_(0)
+        with pytest.raises(fusec.FusecError, match="memory"):
+            into()
+
+
+@on_every_backend
 def test_a_bound_call_of_empty_tensors(backend: Backend) -> None:
     bound = backend.compile("x + 1").bind(backend.place(torch.empty(0, 3)))
     assert bound().shape == (0, 3)

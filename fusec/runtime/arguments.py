@@ -332,6 +332,14 @@ def run(prepared: Prepared, call: Call) -> Any:
     return results[0] if len(results) == 1 else tuple(results)
 
 
+def note_written(outs: Sequence[torch.Tensor]) -> None:
+    """Tell autograd that tensors have other elements than it may have saved."""
+    import torch
+
+    for tensor in outs:
+        torch.autograd.graph.increment_version(tensor)
+
+
 def _as_array(result: torch.Tensor, position: int) -> Any:
     """A result as a NumPy array; DTypeError for a type that NumPy lacks."""
     if result.is_floating_point() and (result.element_size() == 1 or "bfloat" in str(result.dtype)):

@@ -5,12 +5,14 @@ May import ``fusec.errors`` and ``runtime.arguments`` and below.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fusec.errors import UnknownNameError, did_you_mean
 from fusec.runtime import launcher, operator_calls
-from fusec.runtime.arguments import Call, run
+from fusec.runtime.addresses import lacks_memory
+from fusec.runtime.arguments import Call, note_written, run
 from fusec.runtime.prepared import made
 
 if TYPE_CHECKING:
@@ -21,13 +23,26 @@ if TYPE_CHECKING:
 class BoundCall:
     """A call with everything decided; see ``CompiledFunction.bind``."""
 
-    __slots__ = ("_call", "_fast", "_outputs", "_prepared", "_temporaries", "_values", "_whole")
+    __slots__ = (
+        "_call",
+        "_converted",
+        "_fast",
+        "_outputs",
+        "_prepared",
+        "_temporaries",
+        "_values",
+        "_whole",
+    )
 
-    def __init__(self, prepared: Prepared, call: Call, whole: Callable[..., Any]) -> None:
+    def __init__(
+        self, prepared: Prepared, call: Call, values: Sequence[Any], whole: Callable[..., Any]
+    ) -> None:
         self._prepared = prepared
         self._call = call
-        self._values = tuple(call.values)
+        self._values = tuple(values)
         self._whole = whole  # the function whose call it is
+        # What was copied to be read is copied in every call.
+        self._converted = any(map(operator.is_not, call.values, values))
         self._outputs = prepared.make_outputs
         self._temporaries = prepared.make_temporaries
         self._fast: Any = None
@@ -44,7 +59,7 @@ class BoundCall:
 
         UnknownNameError for another number of them.
         """
-        if self._call.outs is not None:
+        if self._converted or self._call.outs is not None:
             return self._write(values)
         given = values or self._values
         if self._fast is not None:
@@ -60,6 +75,8 @@ class BoundCall:
             )
         if self._prepared.reference or self._call.numpy:
             return run(self._prepared, Call(formula, list(given), None, self._call.backend))
+        if any(map(_is_gone, given)):
+            return self._whole(*given)  # says so
         launcher.note_repeated()
         self._fast = launcher.plan_of(self._prepared, len(given))
         results = made(self._outputs)
@@ -67,20 +84,31 @@ class BoundCall:
         return results[0] if len(results) == 1 else tuple(results)
 
     def _write(self, values: tuple[Any, ...]) -> Any:
-        """Into given memory. Other ``values`` may lie there, and are looked at."""
+        """Into given memory, if any, where other ``values`` may lie too; those are looked at."""
         call, prepared = self._call, self._prepared
         outs = call.outs or []
-        if values:
-            return self._whole(*values, out=outs[0] if len(outs) == 1 else tuple(outs))
+        out = None if call.outs is None else outs[0] if len(outs) == 1 else tuple(outs)
+        if values or self._converted:
+            return self._whole(*(values or self._values), out=out)
         if self._fast is not None:
             result = self._fast(*self._values, *outs)
             if result is not NotImplemented:
+                note_written(outs)
                 return result
+        if any(map(_is_gone, (*self._values, *outs))):
+            return self._whole(*self._values, out=out)
         operator_calls.refuse_trace()
         if call.direct and not prepared.reference:
             launcher.note_repeated()
             self._fast = launcher.plan_of(prepared, len(self._values), given=True)
-        return run(prepared, call)
+        result = run(prepared, call)
+        note_written(outs)
+        return result
+
+
+def _is_gone(value: Any) -> bool:
+    """Whether it is a tensor whose memory was given back."""
+    return hasattr(value, "data_ptr") and lacks_memory(value)
 
 
 def by_name(formula: Formula, args: Sequence[Any], named: Mapping[str, Any]) -> list[Any]:

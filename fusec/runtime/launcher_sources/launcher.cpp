@@ -29,6 +29,7 @@ static PyObject *plan_call(PyObject *self, PyObject *const *values, size_t flags
         if (k < plan->inputs && !plan->reads[k]) continue;
         addresses[k] = address_of(values[k]);
         if (addresses[k] == -1 && PyErr_Occurred()) return nullptr;
+        if (!addresses[k]) Py_RETURN_NOTIMPLEMENTED;  // its memory is gone, which Python explains
     }
     return run(plan, values, addresses, given ? values + plan->inputs : nullptr);
 }
