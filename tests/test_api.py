@@ -373,6 +373,12 @@ def test_a_bound_call_into_given_memory(backend: Backend) -> None:
         function.bind(x, out=backend.place(torch.zeros(3)))
 
 
+def test_a_sparse_result_is_refused() -> None:
+    x = torch.ones(3, 3)
+    with pytest.raises(UnsupportedError, match=r"out has the layout torch\.sparse_coo"):
+        fusec.compile("x + 1")(x, out=x.to_sparse())
+
+
 @on_every_backend
 @pytest.mark.parametrize("bound", [False, True])
 def test_what_is_written_to_cannot_be_a_saved_value(backend: Backend, bound: bool) -> None:

@@ -7,6 +7,7 @@ Exit codes: 0 done, 2 a mistake in what was typed (the diagnostic is on stderr),
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import re
 import sys
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import typer
 
 USAGE, INTERNAL, INTERRUPTED, BROKEN_PIPE = 2, 70, 130, 141
+_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -46,6 +48,13 @@ def _guarded(arguments: Sequence[str] | None) -> int:
             raise
         _close_stdout()
         return BROKEN_PIPE
+    except OSError as error:
+        if error.errno not in _NO_ROOM:
+            return _internal(error)
+        _close_stdout()
+        where = f"{error.filename}: " if error.filename else ""
+        _complain(f"error: {where}{error.strerror}\nhint: make room, or write to another disk")
+        return USAGE
     except Exception as error:  # the last line of defence: no traceback reaches a user unasked
         if _out_of_memory(error):
             _complain("error: not enough memory\nhint: smaller inputs, as in -i x=1024x1024")

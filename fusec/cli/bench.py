@@ -170,6 +170,14 @@ def bench(
             list_them,
         )
         return
+    _without_suite(
+        {
+            "--only": only, "--dtype": dtype, "--columns": columns, "--rows": rows,
+            "--elements": elements, "--contenders": contenders, "--no-error": no_error,
+            "--budget": budget, "--resume": resume, "--merge": merge, "--overwrite": overwrite,
+            "--precompile": precompile, "--gpus": gpus > 1, "--commit": commit,
+        }
+    )  # fmt: skip
     if formula is None:
         raise FusecError("a formula is missing", hint="or --suite NAME; --list shows the suites")
     seconds = _SECONDS if seconds is None else seconds
@@ -209,6 +217,16 @@ def bench(
     _print(case, report)
     if json_file is not None:
         write_report(json_file, [case_json(case, report)])
+
+
+def _without_suite(given: dict[str, object]) -> None:
+    """FusecError for options that only a suite has."""
+    names = [name for name, value in given.items() if value]
+    if names:
+        raise FusecError(
+            f"{', '.join(names)} without a suite",
+            hint="name one with --suite; for a formula there are --seconds and --no-compile",
+        )
 
 
 def _bench_suites(request: Request, formula: str | None, list_them: bool) -> None:

@@ -263,6 +263,10 @@ class Call:
                     f"{which} is on {tensor.device}, the inputs are on {self.device}",
                     hint=f"make it on {self.device}",
                 )
+            if tensor.layout is not _strided():
+                raise UnsupportedError(
+                    f"{which} has the layout {tensor.layout}", hint="pass a dense tensor"
+                )
             if lacks_memory(tensor):
                 raise UnsupportedError(
                     f"{which} has no memory", hint="pass a tensor that can be written to"

@@ -179,6 +179,20 @@ def test_a_broken_pipe_is_silent(arguments: list[str]) -> None:
         assert process.wait() == 141
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
+@pytest.mark.parametrize("arguments", [["ops"], ["show", "x", "-s", "formula"], ["--help"]])
+def test_a_full_disk_is_no_fault_of_ours(arguments: list[str]) -> None:
+    with open("/dev/full", "w") as full:
+        finished = subprocess.run(
+            [*COMMAND, *arguments], stdout=full, stderr=subprocess.PIPE, cwd=ROOT, check=False
+        )
+    assert finished.returncode == 2
+    assert finished.stderr.decode().splitlines() == [
+        "error: No space left on device",
+        "hint: make room, or write to another disk",
+    ]
+
+
 def test_ops_lists_every_operator_and_function(run: Run) -> None:
     text = run("ops", "--markdown").out
     assert "| `a + b` | sum of two values | promote | `torch.add` |" in text

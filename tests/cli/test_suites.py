@@ -276,3 +276,11 @@ def test_a_file_that_is_none_is_refused(tmp_path: Path, capsys: pytest.CaptureFi
     assert main([*TINY, "--json", str(path), "--resume"]) == 2
     assert "is not a result file" in capsys.readouterr().err
     assert path.read_text() == "[]"
+
+
+@pytest.mark.parametrize("option", [("--contenders", "zzz"), ("--rows", "8"), ("--resume",)])
+def test_options_of_suites_without_one(
+    option: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["bench", "x * 2", *option]) == 2
+    assert f"error: {option[0]} without a suite" in capsys.readouterr().err
