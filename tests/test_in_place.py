@@ -21,6 +21,7 @@ from fusec.runtime.peak import peak_bytes
 from fusec.runtime.specialize import Argument, kernel_of, lay_out_all, parts_of
 
 OPTIONS = {"backend": "triton"}  # interpreted, without a GPU
+# Without a compiler there is no C++ backend, and Triton is interpreted; .ci/run installs one.
 _COMPILES = pytest.mark.skipif(find_compiler() is None, reason="needs a C++ compiler")
 BACKENDS = ["triton", pytest.param("cpp", marks=_COMPILES)]
 

@@ -41,12 +41,12 @@ class BoundCall:
         self._call = call
         self._values = tuple(values)
         self._whole = whole  # the function whose call it is
-        # What was copied to be read is copied in every call.
+        # What was copied to be read, or made of an array, is made again in every call.
         self._converted = any(map(operator.is_not, call.values, values))
         self._outputs = prepared.make_outputs
         self._temporaries = prepared.make_temporaries
         self._fast: Any = None
-        if not prepared.reference and not call.numpy:
+        if not prepared.reference and not self._converted:
             launcher.request()
 
     @property
@@ -73,7 +73,7 @@ class BoundCall:
                 f"{len(given)} arguments for {counted(formula.inputs)}",
                 hint="pass one for each input, or none for those that were bound",
             )
-        if self._prepared.reference or self._call.numpy:
+        if self._prepared.reference:
             return run(self._prepared, Call(formula, list(given), None, self._call.backend))
         if any(map(_is_gone, given)):
             return self._whole(*given)  # says so

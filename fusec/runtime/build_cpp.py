@@ -170,8 +170,14 @@ def builder_identity() -> dict[str, str] | None:
 
 def _arguments(compiler: Compiler, flags: Sequence[str]) -> tuple[str, ...]:
     own = settings.get().cxxflags
-    few = not own and sys.platform == "linux" and "Free Software Foundation" in compiler.version
+    few = not own and is_gcc_for_linux(compiler)
     return (*default_flags(), *flags, *own, *(_LIBRARIES if few else ()))
+
+
+def is_gcc_for_linux(compiler: Compiler | None) -> bool:
+    """Whether it is the compiler that is told its libraries, and given compiled headers."""
+    made = compiler is not None and "Free Software Foundation" in compiler.version
+    return made and sys.platform == "linux"
 
 
 def _builder(compiler: Compiler, arguments: Sequence[str]) -> dict[str, str]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import gc
+import importlib
 import os
 import select
 import sys
@@ -50,8 +51,7 @@ def main(root: str, target: str) -> None:
     replies = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)  # what a compiler prints must not land among the replies
     gc.disable()  # a collection would write to pages that children share
-    import triton  # noqa: F401 - children have it
-
+    importlib.import_module("triton")  # before any fork: children have it
     send(replies, {"ready": True})
     if not _waits(requests, 0):
         with contextlib.suppress(Exception):  # whatever it is, the first kernel meets it again

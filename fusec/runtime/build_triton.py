@@ -292,9 +292,8 @@ def _run_triton_again(program: TritonProgram, target: Target, path: Path) -> Any
     for _ in range(_PARSINGS - 1):
         try:
             return _run_triton(program, target, path)
-        except Exception as error:
-            # Of any kind, since Triton wraps the SystemError, or not, by where it parses. Whatever
-            # has not got it behind it is raised again at once, so nothing else is tried twice.
+        except Exception as error:  # Triton wraps the SystemError, or not, by where it parses
+            # Whatever has not got it behind it is raised again at once; nothing else is tried twice
             if _MISCOUNTED not in _chain(error):
                 raise
     return _run_triton(program, target, path)

@@ -27,10 +27,8 @@ class Ahead:
         likeness = _likeness(graph)
         try:
             made = plan_graph(graph, self._choice)
-        except Exception:
-            # Of any kind, and no trouble of whoever asks for the forward graph alone: whoever asks
-            # for this one meets it again.
-            return
+        except Exception:  # of any kind: whoever asks for this graph meets it again, and tells
+            return  # who asks for the forward graph alone has no trouble of it
         self._made.append((likeness, made))
 
     def plan(self, module: Any) -> GraphPlan:

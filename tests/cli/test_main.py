@@ -179,6 +179,7 @@ def test_a_broken_pipe_is_silent(arguments: list[str]) -> None:
         assert process.wait() == 141
 
 
+# Linux, where .ci/run runs, has such a device, and nothing stands for it elsewhere.
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
 @pytest.mark.parametrize("arguments", [["ops"], ["show", "x", "-s", "formula"], ["--help"]])
 def test_a_full_disk_is_no_fault_of_ours(arguments: list[str]) -> None:
