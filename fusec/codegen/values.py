@@ -34,6 +34,7 @@ from fusec.codegen.kernel import (
 )
 from fusec.codegen.layout import Operand, region_nodes
 from fusec.codegen.parameters import Parameters
+from fusec.codegen.precision import widened
 from fusec.ir.dtypes import BOOL, I32, I64, DType
 from fusec.ir.node import Dim, Node
 from fusec.ir.ops import OPS, Kind
@@ -57,6 +58,7 @@ class Values(Parameters):
     _operand: dict[Node, int] = field(default_factory=dict)
     _lifted: set[Node] = field(default_factory=set)  # constant along the columns, used in them
     _bare: set[Node] = field(default_factory=set)  # numbers that something other than a cast uses
+    _widened: frozenset[Node] = frozenset()  # of 16 bits, and seen at full precision
 
     def __post_init__(self) -> None:
         region = self.job.region
@@ -64,6 +66,7 @@ class Values(Parameters):
             self.names.reserve(words())
         self.reads = {node: name for name, node in region.reads}
         self.nodes = region_nodes(region)
+        self._widened = widened(self.job.graph)
         self._uses = dict.fromkeys(self.nodes, 0)
         for root in region.roots:
             self._uses[root.node] += 1
@@ -126,7 +129,8 @@ class Values(Parameters):
         operand = node.args[-1].dtype if node.args else node.dtype
         if self.job.numerics == "fast" and not self.job.target.narrow_fast:
             return True
-        return self.job.numerics != "precise" and operand.is_float and operand.bits <= 16
+        narrow = operand.is_float and operand.bits <= 16 and node not in self._widened
+        return self.job.numerics != "precise" and narrow
 
     # -- names and parameters ---------------------------------------------------------------------
 
