@@ -16,7 +16,7 @@ import torch
 
 import fusec
 from fusec.api import CompiledFunction
-from fusec.codegen import schedule
+from fusec.codegen import operand_facts, schedule, schedule_columns
 from fusec.runtime.formula import Formula
 from tests.formulas import run_all, same_bits
 from tests.strategies import Program, make_inputs, tolerance
@@ -159,10 +159,13 @@ def fail(program: Program, message: str, layouts: Sequence[str]) -> None:
 
 @contextmanager
 def small_blocks() -> Iterator[None]:
-    """Triton kernels that loop over short rows, and programs that hold few elements."""
+    """Triton kernels that loop over short rows or read them again, and small programs."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schedule, "RESIDENT_BYTES", 64)
         patch.setattr(schedule, "LOOP_BLOCK", 4)
-        patch.setattr(schedule, "SMALLEST_BLOCK", 4)
+        patch.setattr(schedule, "FULL_GRID", 1)
+        patch.setattr(schedule, "REREAD_ROW_BYTES", 0)
+        patch.setattr(operand_facts, "SMALLEST_BLOCK", 4)
+        patch.setattr(schedule_columns, "SMALLEST_BLOCK", 4)
         patch.setattr(schedule, "ELEMENTS_PER_PROGRAM", 16)
         yield

@@ -46,6 +46,11 @@ def kernels(text: str, shape: tuple[int, int]) -> tuple[list[Kernel], tuple[str,
         ("x - mean(x, axis=0)", (4096, 1024), set()),  # two kernels read it
         ("f32(x)", (64, 1024), set()),  # of another type
         ("x * mean(y)", (64, 1024), {("out", "x")}),  # y is not read where it would be written
+        # read again, but before any of it is written, since that waits for the reduction
+        ("x - mean(x)", (4096, 4096), {("out", "x")}),
+        ("h = x + r\nh * rsqrt(mean(h^2)), h", (4096, 4096), {("out", "x"), ("out", "r")}),
+        # the first result may be stored before another lane has loaded y for the maximum
+        ("y - mean(x), x * max(y) - y", (4096, 4096), set()),
     ],
 )
 def test_what_may_be_overwritten(

@@ -5,7 +5,7 @@ May import ``fusec.ir``, ``fusec.passes.fuse``, ``codegen.kernel`` and ``codegen
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 
 from fusec.codegen.kernel import (
@@ -22,6 +22,7 @@ from fusec.codegen.kernel import (
     Ref,
     Rescale,
     Stmt,
+    Store,
     SumBoth,
 )
 from fusec.codegen.names import Names
@@ -102,6 +103,23 @@ def side_by_side(statements: list[Stmt]) -> list[Stmt]:
             found[-1] = SumBoth(before, statement)
         else:
             found.append(statement)
+    return found
+
+
+def cached(statements: list[Stmt], caching: Sequence[str], again: bool) -> list[Stmt]:
+    """``statements`` with what the caches are told (``Config.caching``); ``again``: a later sweep
+    reads the row once more.
+    """
+    kept, last, alike, written = caching
+    found: list[Stmt] = []
+    for statement in statements:
+        if isinstance(statement, Load) and statement.level is Level.TILE:
+            statement = replace(statement, caching=kept if again else last)
+        elif isinstance(statement, Load) and statement.level is Level.COL:
+            statement = replace(statement, caching=alike)
+        elif isinstance(statement, Store) and Level.COL in statement.level:
+            statement = replace(statement, caching=written)
+        found.append(statement)
     return found
 
 

@@ -14,9 +14,14 @@ class Config:
     warps: int = 4
     # Rows that a program with several has on their way at a time, or tiles of a looped row.
     stages: int = 1
+    unroll: int = 1  # tiles of a looped row whose instructions stand one behind the other
     registers: int = 0  # the most a thread may hold, 0 as the compiler likes
     resident: bool = True  # the row fits the tile: no loop
     even: bool = False  # the row fills the tile: no mask
+    reread: bool = False  # the last sweep reads a row again, from the cache where it was left
+    # What the caches are told of a row that is read again, of one read for the last time, of what
+    # all rows share, and of results.
+    caching: tuple[str, ...] = ()
     early: bool = False  # what all rows share is on its way before a row is reduced
     wide_index: bool = False  # int64 offsets
     splits: int = 1  # programs that share a row, each a part of its columns

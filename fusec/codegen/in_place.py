@@ -1,6 +1,6 @@
 """Whether kernels may write a result over an operand that nothing else needs.
 
-May import ``codegen.job`` and ``codegen.kernel``.
+May import ``codegen.job``, ``codegen.kernel`` and ``codegen.uses``.
 """
 
 from __future__ import annotations
@@ -9,7 +9,20 @@ from collections.abc import Iterator, Sequence
 from typing import TypeAlias
 
 from fusec.codegen.job import CPP, CUDA, Target
-from fusec.codegen.kernel import Form, Kernel, Level, Load, Pieces, Pointer, Stmt, Store, Sweep
+from fusec.codegen.kernel import (
+    Form,
+    Kernel,
+    Let,
+    Level,
+    Load,
+    Pieces,
+    Pointer,
+    Reduce,
+    Stmt,
+    Store,
+    Sweep,
+)
+from fusec.codegen.uses import names_of
 
 # Where a statement is: its number, behind those of the loops around it.
 _Place: TypeAlias = "tuple[int, ...]"
@@ -35,8 +48,12 @@ def may_overwrite(kernels: Sequence[Kernel], written: str, read: str, target: Ta
     if len(stores) != 1 or not _is_each_once(kernel, *stores[0], [s for _, s in moves]):
         return False
     (place, store), places = stores[0], [p for p, _ in loads]
-    before = _loops_load_before if target is CPP else _tiles_load_before
-    return before(places, place) and all(_is_same_element(load, store) for _, load in loads)
+    if target is CPP:
+        before = _loops_load_before(places, place)
+    else:
+        before = _tiles_load_before(places, place)
+        before = before and (len(loads) == 1 or _needs_reductions(kernel.body, store))
+    return before and all(_is_same_element(load, store) for _, load in loads)
 
 
 def _pointer(kernel: Kernel, buffer: str, written: bool) -> Pointer | None:
@@ -75,8 +92,23 @@ def _is_each_once(
 
 
 def _tiles_load_before(loads: Sequence[_Place], store: _Place) -> bool:
-    """Whether a program of tiles has one load of an operand, in the loop that stores."""
-    return len(loads) == 1 and loads[0][:-1] == store[:-1] and loads[0] < store
+    """Whether a program of tiles has one load of an operand, in the loop that stores, or several
+    outside of any loop.
+    """
+    if len(loads) > 1 and any(len(place) > 1 for place in (*loads, store)):
+        return False
+    return bool(loads) and all(p[:-1] == store[:-1] and p < store for p in loads)
+
+
+def _needs_reductions(body: Sequence[Stmt], store: Store) -> bool:
+    """Whether what is stored waits for every reduction of a straight kernel, and so for every lane
+    of what was loaded for one.
+    """
+    needed = names_of(store.value)
+    for statement in reversed(body):
+        if isinstance(statement, (Let, Reduce)) and statement.name in needed:
+            needed |= names_of(statement.value)
+    return all(s.name in needed for s in body if isinstance(s, Reduce))
 
 
 def _loops_load_before(loads: Sequence[_Place], store: _Place) -> bool:

@@ -154,6 +154,7 @@ class Load:
     wide: bool = False  # moved as whole vectors
     across: bool = False  # a wide one whose vectors lie across those of memory
     staged: str = ""  # where a block keeps it, if all rows share it
+    caching: str = ""  # what the caches are told, "evict_last" or "evict_first"
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -181,6 +182,7 @@ class Store:
     mask: Level = Level.UNIFORM
     block: str = ""  # the buffer that collects it on its way past the caches
     wide: bool = False  # moved as whole vectors
+    caching: str = ""  # what the caches are told, as of a Load
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

@@ -9,14 +9,14 @@ from collections.abc import Sequence
 
 from fusec.codegen.kernel import Form
 from fusec.codegen.layout import Arrangement, Operand
-from fusec.codegen.schedule import is_alike, is_tile, rows_contiguous
+from fusec.codegen.operand_facts import is_alike, is_tile, rows_contiguous
 from fusec.codegen.schedule_cuda import CLUSTERS_SINCE, READ_COLUMNS, VECTOR_BYTES, is_read_only
 
 # Rows between these are looked at; above them Triton's loop is as quick as any.
 PREFERRED_COLUMNS = 1024, 1 << 20
 SHORT_ROW_BYTES = 128, 1024  # of rows that are only read
 HELD_COLUMNS_16, HELD_COLUMNS_32 = 8192, 32768  # that Triton holds in registers at full speed
-SUMMED_COLUMNS_16 = 16384, 32768  # where it does so with two rows that are read and added up
+SUMMED_COLUMNS_16 = 32768  # where it does so with two rows that are read and added up
 # Beyond these, rows that are only read take Triton's single sweep.
 ONCE_16, ONCE_32 = 131072, 65536
 LOOPED = "a loop over a long row of 16 bits whose threads have several vectors on their way"
@@ -80,7 +80,6 @@ def _triton_holds(columns: int, width: int, rows_read: int) -> bool:
     """Whether Triton holds a row as well, of elements of ``width`` bytes; ``rows_read``: how many
     are read for a row that is written.
     """
-    low, high = SUMMED_COLUMNS_16
-    if width <= 2 and rows_read == 2 and low < columns <= high:
-        return True
-    return columns <= (HELD_COLUMNS_16 if width <= 2 else HELD_COLUMNS_32)
+    if width > 2:
+        return columns <= HELD_COLUMNS_32
+    return columns <= (SUMMED_COLUMNS_16 if rows_read == 2 else HELD_COLUMNS_16)

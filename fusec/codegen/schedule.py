@@ -8,10 +8,29 @@ May import ``fusec.ir`` and the modules of ``codegen`` above it in the tree.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import replace
 
 from fusec.codegen.kernel import Config, Form
 from fusec.codegen.layout import Arrangement, Operand
+from fusec.codegen.operand_facts import (
+    FULL_GRID,
+    WIDE_OFFSETS,
+    cover,
+    is_alike,
+    is_of_rows,
+    is_tile,
+    rows_contiguous,
+    splits_of,
+    widest,
+)
+from fusec.codegen.schedule_columns import (
+    MOST_STAGES,
+    READ_ONCE,
+    SHARE_STAGES,
+    columns,
+    summed_columns,
+)
 
 RESIDENT_BYTES = 128 * 1024  # registers a program may fill with the tiles of one row
 # Columns a looping program takes at a time: by itself, and where programs share a row.
@@ -19,20 +38,22 @@ LOOP_BLOCK, LOOP_WARPS = 8192, 16
 SHARE_BLOCK, LONG_SHARE_BLOCK = 4096, 8192
 LONG_SHARE_COLUMNS = 1 << 20
 NEAR_SHARES = 4  # times as many parts of such rows where rows share weights, as neighbours do then
-# Tiles of one operand that are only summed: how many are asked for ahead; and of a row that a
-# program has alone.
-SHARE_STAGES, LONE_BYTES, LONE_WARPS = 3, 16 * 1024, 8
+LONE_BYTES, LONE_WARPS = 16 * 1024, 32  # of a row that is only summed, by a program of its own
 STAGED_BYTES = 96 * 1024  # of tiles ahead, which the shared memory of any GPU that has them holds
 # Of the row in memory. More warps leave too little work for each; rows that are long, or only
 # read and short, want fewer still. Short rows share a warp.
 BYTES_PER_WARP, LONG_BYTES_PER_WARP = 2048, 4096
 LONG_ROW_BYTES = 32 * 1024
 FLOAT_ROW_BYTES, FLOAT_WARPS = 16 * 1024, 16  # of float32 that is written, 8 elements to a thread
+# Of rows that are read again: how long they have to be, what a thread loads of one, the threads of
+# a multiprocessor, how much of its first-level cache their rows may take with what rows share, and
+# what it is told.
+REREAD_ROW_BYTES, REREAD_THREAD_BYTES = 4096, 32
+RESIDENT_THREADS, CACHED_BYTES = 2048, 192 * 1024
+KEEP_ROWS = ("evict_last", "evict_first", "evict_last", "")
 WARP_LOAD_BYTES = 512  # a shorter row alone would go to threads otherwise than among others
-FULL_GRID = 2048  # programs that keep any present GPU busy
 BUSY_ROWS = 512  # rows that do so by themselves
 ANY_ROWS = 1 << 14  # what stands for any number of rows where that number must not matter
-SMALLEST_BLOCK = 64
 LEAST_SHARE = 8  # rows to a program that also sums over them
 CPP_CHUNKS = 32  # such programs: each leaves a row of sums for another kernel
 # On a GPU, one for each multiprocessor of an H100 or H200 where rows are long, up to three where
@@ -40,16 +61,10 @@ CPP_CHUNKS = 32  # such programs: each leaves a row of sums for another kernel
 # in turns, so that at any time rows that lie side by side are on their way: 88 to 95 % of a copy.
 MULTIPROCESSORS, MOST_BESIDE = 132, 3
 ROWS_BESIDE_BYTES, FETCHED_BYTES = 16 * 1024, 64 * 1024  # of a multiprocessor
-MOST_STAGES = 5
 # One wide load of each operand to a thread, or two where more than 8 warps would be needed.
 FETCHING_WARPS, BYTES_PER_FETCHING_WARP = 8, 512
-SHORT_COLUMN = 512  # elements reduced along a strided axis that one program takes
-SHORT_ACROSS = 16384  # so many of those side by side fill the GPU with narrow tiles
-JOINED_ACROSS = 1024  # sums of so few columns have many parts, which many programs join
 ELEMENTS_PER_PROGRAM = 2048  # of 16 bits; half as many of 32
 MANY_TENSORS = 5  # of an elementwise kernel, as the gradient of a gate has
-# From here on offsets are int64; blocks may overhang by less than 2**20.
-WIDE_OFFSETS = 2**31 - 2**20
 
 
 def choose_triton(
@@ -58,35 +73,69 @@ def choose_triton(
     arrangement: Arrangement,
     invariant: bool = False,
     single: bool = False,
+    again: Collection[str] = (),
 ) -> Config:
     """The Config of a Triton kernel for these operands.
 
     ``invariant``: the same for any number of rows, so that a row's result has the same bits in any
-    batch; ``single``: no reduction waits for another, so that one sweep finds them all.
+    batch; ``single``: no reduction waits for another, so that one sweep finds them all; ``again``:
+    the operands that results need once reductions of them are known.
     """
     wide = arrangement.span >= WIDE_OFFSETS or arrangement.rows * arrangement.cols >= WIDE_OFFSETS
     if invariant and form is Form.ROWS:
         many = replace(arrangement, row_sizes=(ANY_ROWS,))
-        config = _of_rows(accesses, many, wide, single, alone=False)
+        config = _of_rows(accesses, many, wide, single, again, alone=False)
         return replace(config, block_rows=1) if config.resident else config
     if form is Form.FLAT:
         return _flat(accesses, arrangement, wide)
     if form is Form.TILE:
         return _tile(accesses, arrangement, wide)
     alone = not arrangement.layout.rows
-    return _of_rows(accesses, arrangement, wide, single, alone)
+    return _of_rows(accesses, arrangement, wide, single, again, alone)
 
 
 def _of_rows(
-    accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool, single: bool, alone: bool
+    accesses: tuple[Operand, ...],
+    arrangement: Arrangement,
+    wide: bool,
+    single: bool,
+    again: Collection[str],
+    alone: bool,
 ) -> Config:
     """A kernel that reduces. ``alone``: it is for one row, and never for more."""
     if rows_contiguous(arrangement):
         one = _of_one(accesses, arrangement)
-        config = _columns(accesses, arrangement, wide, single and not one)
-        return _summed_columns(config, accesses, arrangement) if single and one else config
+        config = columns(accesses, arrangement, wide, single and not one)
+        return summed_columns(config, accesses, arrangement) if single and one else config
     config = _rows(accesses, arrangement, wide, alone)
-    return config if config.resident else _shared(config, accesses, arrangement, single)
+    if config.resident:
+        return _read_again(config, accesses, arrangement, again)
+    return _shared(config, accesses, arrangement, single)
+
+
+def _read_again(
+    config: Config, accesses: tuple[Operand, ...], arrangement: Arrangement, again: Collection[str]
+) -> Config:
+    """A row that is held or, if its results need it as it was read, is read twice: the second time
+    from the first-level cache, which was told to keep it. Then few registers are taken, so that
+    many rows are on their way. Where rows are few nothing else is, and they stay in registers.
+    """
+    read = [k for k, o in enumerate(accesses) if o.kind != "root"]
+    rows = [k for k in read if is_tile(k, arrangement)]
+    alike = [k for k in read if is_alike(k, arrangement)]
+    twice = any(accesses[k].name in again for k in rows)
+    size = arrangement.cols * sum(accesses[k].node.dtype.itemsize for k in rows)
+    if not (twice and config.even and config.block_rows == 1) or size < REREAD_ROW_BYTES:
+        return config
+    warps = min(32, max(1, size // (32 * REREAD_THREAD_BYTES)))
+    shared = arrangement.cols * sum(accesses[k].node.dtype.itemsize for k in alike)
+    if size * (RESIDENT_THREADS // (32 * warps)) + shared > CACHED_BYTES:
+        return config
+    if len(alike) > 1 and widest(accesses) <= 2:
+        warps = max(1, warps // 2)
+    if arrangement.rows <= FULL_GRID:
+        return replace(config, warps=warps)
+    return replace(config, warps=warps, reread=True, caching=KEEP_ROWS)
 
 
 def _shared(
@@ -100,63 +149,27 @@ def _shared(
     splits = splits_of(programs, arrangement.cols, block)
     if arrangement.rows > BUSY_ROWS or splits == 1:
         return config
-    widest = _widest(accesses)
-    alone = _of_one(accesses, arrangement) and arrangement.cols * widest % 16 == 0
+    width = widest(accesses)
+    alone = _of_one(accesses, arrangement) and arrangement.cols * width % 16 == 0
     if alone and single and arrangement.rows >= MULTIPROCESSORS:
-        return _summed_rows(config, arrangement.rows, widest)
-    warps = block // (1024 if widest <= 2 else 512)
+        return _summed_rows(config, arrangement.rows, width)
+    warps = block // (1024 if width <= 2 else 512)
     config = replace(config, block_cols=block, warps=warps, splits=splits, rows_near=near)
-    ahead = alone and SHARE_STAGES * block * widest <= STAGED_BYTES
+    ahead = alone and SHARE_STAGES * block * width <= STAGED_BYTES
     return replace(config, stages=SHARE_STAGES, bare=True) if ahead else config
 
 
 def _summed_rows(config: Config, rows: int, width: int) -> Config:
-    """Sums of rows, one for each multiprocessor or some: none is shared, since a program asks for
-    so many tiles ahead that memory is never waited for.
+    """Sums of rows, one for each multiprocessor or some: none is shared, since a program has so
+    many threads, or asks for so many tiles ahead, that memory is never waited for.
     """
     if rows <= 2 * MULTIPROCESSORS:
-        block, warps, stages = LONE_BYTES // width, LONE_WARPS, MOST_STAGES
-    else:
-        block, warps, stages = SHARE_BLOCK, SHARE_BLOCK // 1024, SHARE_STAGES
-    return replace(config, block_cols=block, warps=warps, stages=stages, bare=True)
-
-
-def _summed_columns(
-    config: Config, accesses: tuple[Operand, ...], arrangement: Arrangement
-) -> Config:
-    """Sums along a strided axis of one operand as it lies. How many tiles are asked for ahead, in
-    which order, and who joins the parts is as measured: no rule covers all of it. Without the
-    selection of lanes inside, loads and additions mix, which is better for some tiles and far worse
-    for others.
-    """
-    across, along = arrangement.rows, arrangement.cols  # contiguous, reduced
-    even, narrow = across % 8 == 0, _widest(accesses) <= 2
-    if along <= SHORT_COLUMN:
-        if along < SMALLEST_BLOCK or across < SHORT_ACROSS:
-            return config
-        if not even:
-            return replace(config, block_rows=64, block_cols=8, warps=8, bare=True)
-        if across > 4 * SHORT_ACROSS:
-            return replace(config, stages=SHARE_STAGES, bare=True)
         return replace(
-            config, block_rows=128, block_cols=16, warps=2, stages=MOST_STAGES, bare=True
+            config, block_cols=LONE_BYTES // width, warps=LONE_WARPS, bare=True, caching=READ_ONCE
         )
-    if across >= 2 * SHORT_ACROSS and narrow:
-        if not even:
-            return replace(config, bare=True)
-        return replace(config, stages=SHARE_STAGES, spread=config.splits > 1, bare=True)
-    if config.splits == 1 or not even or not SMALLEST_BLOCK <= across <= JOINED_ACROSS:
-        return config
-    if not narrow:
-        return replace(config, spread=True, combine=(16, 4), bare=True)
-    if across % 16:
-        return config
-    return replace(config, stages=SHARE_STAGES, spread=True, combine=(8, 4), bare=True)
-
-
-def _widest(accesses: tuple[Operand, ...]) -> int:
-    """The bytes of an element of the widest operand."""
-    return max((o.node.dtype.itemsize for o in accesses), default=4)
+    return replace(
+        config, block_cols=SHARE_BLOCK, warps=SHARE_BLOCK // 1024, stages=SHARE_STAGES, bare=True
+    )
 
 
 def _of_one(accesses: tuple[Operand, ...], arrangement: Arrangement) -> bool:
@@ -164,44 +177,6 @@ def _of_one(accesses: tuple[Operand, ...], arrangement: Arrangement) -> bool:
     tiles = [o.kind for k, o in enumerate(accesses) if is_tile(k, arrangement)]
     reads = sum(o.kind != "root" for o in accesses)
     return reads == 1 and len(tiles) == 1 and "root" not in tiles
-
-
-def _columns(
-    accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool, computes: bool
-) -> Config:
-    """Reductions along a strided axis. Tiles are as long in memory as fills the GPU. ``computes``:
-    sums of what is made of several operands, or written too, for which a thread takes fewer
-    elements: their code is as long as they are many.
-    """
-    across, along = arrangement.rows, arrangement.cols  # contiguous, reduced
-    narrow = max((o.node.dtype.itemsize for o in accesses), default=4) <= 2
-    splits = 1
-    if along <= SHORT_COLUMN:
-        busy = max(16, _cover(across, 16) * 2 // FULL_GRID)
-        rows = 128 if along <= 32 else min(128, busy)
-        cols = 8 if rows == 128 else min(_cover(along, 8), 2048 // rows)
-        warps = 1 if rows == 128 else max(1, rows * cols // 512)
-    else:
-        rows, cols, warps = (128, 16, 2) if narrow and across >= 32768 else (64, 64, 2)
-        if across <= 64:  # a single program beside the splits: fewer of them, with more warps
-            rows, cols, warps = 64, 64, 8
-        elif across % 8:  # loads of one element
-            rows, cols, warps = (64, 32, 8) if across >= 32768 else (64, 64, 4)
-        elif across % 16:
-            rows, cols, warps = 64, 32, 4
-        elif computes:
-            rows, cols, warps = 64, 32, 8
-        busy = 4 if across <= 64 else 2
-        splits = splits_of(busy * -(-across // rows), along, 4 * cols)
-    return Config(
-        rows, cols, warps, resident=False, wide_index=wide, splits=splits, lanes_along_rows=True
-    )
-
-
-def splits_of(programs: int, length: int, least: int) -> int:
-    """How many programs share a reduction: enough to fill the GPU, of ``least`` elements each."""
-    wanted = min(FULL_GRID // programs, length // least)
-    return 1 if wanted < 2 else 1 << (wanted.bit_length() - 1)
 
 
 def _elements(accesses: tuple[Operand, ...], arrangement: Arrangement) -> int:
@@ -228,9 +203,9 @@ def _tile(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -
     if any(strides and strides[-1] not in (0, 1) for strides in arrangement.layout.strides):
         return Config(64, 64, warps=4, wide_index=wide)
     elements = _elements(accesses, arrangement)
-    if sum(_is_of_rows(k, arrangement) for k in range(len(accesses))) > 1:
+    if sum(is_of_rows(k, arrangement) for k in range(len(accesses))) > 1:
         elements *= 2
-    columns = min(_cover(arrangement.cols), elements)
+    columns = min(cover(arrangement.cols), elements)
     return Config(max(1, elements // columns), columns, warps=4, wide_index=wide)
 
 
@@ -241,7 +216,7 @@ def _rows(
     there are so few that each is on its way alone. Operands that all rows share come first then:
     nothing else happens while they do. Neither changes a bit of a result.
     """
-    block = _cover(arrangement.cols)
+    block = cover(arrangement.cols)
     full = [o for k, o in enumerate(accesses) if is_tile(k, arrangement)]
     read = [o for o in full if o.kind != "root"]
     stored = max((o.node.dtype.itemsize for o in full), default=4)
@@ -264,26 +239,6 @@ def _rows(
     return Config(rows, block, warps, even=even, early=few, wide_index=wide)
 
 
-def is_tile(operand: int, arrangement: Arrangement) -> bool:
-    """Whether an operand varies along both the rows and the columns, as a row of data does."""
-    strides = arrangement.layout.strides[operand]
-    rows = len(arrangement.layout.rows)
-    return any(strides[rows:]) and (any(strides[:rows]) or not rows)
-
-
-def is_alike(operand: int, arrangement: Arrangement) -> bool:
-    """Whether an operand is a row that all rows share, as the weights of a norm are."""
-    strides = arrangement.layout.strides[operand]
-    rows = len(arrangement.layout.rows)
-    return any(strides[rows:]) and not any(strides[:rows]) and rows > 0
-
-
-def _is_of_rows(operand: int, arrangement: Arrangement) -> bool:
-    """Whether an operand has a value for each row."""
-    strides, rows = arrangement.layout.strides[operand], len(arrangement.layout.rows)
-    return any(strides[:rows]) and not any(strides[rows:])
-
-
 def carrying(
     config: Config, accesses: tuple[Operand, ...], arrangement: Arrangement, backend: str
 ) -> Config:
@@ -304,6 +259,8 @@ def carrying(
     return replace(
         config,
         early=False,
+        reread=False,
+        caching=(),
         chunks=min(most, MULTIPROCESSORS * beside),
         stages=max(2, min(MOST_STAGES, 1 + FETCHED_BYTES // (row * beside))),
         warps=max(2, min(2 * FETCHING_WARPS, warps)),
@@ -325,23 +282,3 @@ def takes_columns(config: Config, arrangement: Arrangement, columns: int, backen
         return True
     held = config.block_cols * 4 * (2 + columns)
     return config.resident and config.block_rows == 1 and held <= RESIDENT_BYTES
-
-
-def _cover(columns: int, least: int = SMALLEST_BLOCK) -> int:
-    """The smallest power of two that holds ``columns``, and ``least``."""
-    return max(least, 1 << max(0, columns - 1).bit_length())
-
-
-def rows_contiguous(arrangement: Arrangement) -> bool:
-    """Whether memory runs along the rows:
-
-    Some operand steps by 1 there, and none that varies along both does along the columns.
-    """
-    rows = len(arrangement.layout.rows)
-    along_rows = any(
-        s[rows - 1] == 1 and any(c != 0 for c in s[rows:])
-        for s in arrangement.layout.strides
-        if rows
-    )
-    along_cols = any(s[-1] == 1 and any(s[:rows]) for s in arrangement.layout.strides)
-    return along_rows and not along_cols

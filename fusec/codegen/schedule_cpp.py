@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from fusec.codegen.kernel import Config, Form
 from fusec.codegen.layout import Arrangement, Operand
-from fusec.codegen.schedule import is_tile, rows_contiguous
+from fusec.codegen.operand_facts import is_tile, rows_contiguous
 
 PREFETCH_COLUMNS = 32768  # the next row has to fit the cache beside this one
 STREAM_BYTES = 16 << 20  # a result of this size leaves a core's caches before it is read again

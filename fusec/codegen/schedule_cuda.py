@@ -11,7 +11,7 @@ from dataclasses import replace
 
 from fusec.codegen.kernel import Config, Form
 from fusec.codegen.layout import Arrangement, Operand
-from fusec.codegen.schedule import FULL_GRID, WIDE_OFFSETS, is_tile, rows_contiguous, splits_of
+from fusec.codegen.operand_facts import FULL_GRID, WIDE_OFFSETS, is_tile, rows_contiguous, splits_of
 
 VECTOR_BYTES = 16  # the widest load there is
 FLAT_THREADS, FLAT_VECTORS = 128, 2

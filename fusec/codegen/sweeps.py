@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
-from fusec.codegen.body import Body, Fetches, packed, side_by_side, title
+from fusec.codegen.body import Body, Fetches, cached, packed, side_by_side, title
 from fusec.codegen.job import CPP, CUDA
 from fusec.codegen.kernel import (
     Accumulate,
@@ -36,6 +36,7 @@ from fusec.codegen.parameters import accumulated
 from fusec.codegen.pieces import PieceOnline, in_pieces
 from fusec.codegen.prefetch import read_soon, written_soon
 from fusec.codegen.read_back import read_back
+from fusec.codegen.reread import costly
 from fusec.codegen.running import as_result, identity, running_types
 from fusec.codegen.uses import is_arithmetic
 from fusec.codegen.values import Values
@@ -55,6 +56,7 @@ class Sweeps:
     _stage: dict[Node, int] = field(default_factory=dict)
     _pairs: dict[Node, Pair] = field(default_factory=dict)  # by their second reduction
     _again: set[Node] = field(default_factory=set)  # read in more than one sweep
+    _reread: set[Node] = field(default_factory=set)  # what the last sweep has to read or make anew
     _fetches: Fetches = field(init=False)
     _done: set[Node] = field(default_factory=set)
 
@@ -202,7 +204,10 @@ class Sweeps:
 
         Those worth keeping get their buffer.
         """
-        costly = self._costly() if self.values.job.config.keep else set()
+        config = self.values.job.config
+        dear = set[Node]()
+        if config.keep or config.reread:
+            dear = costly(self.values.nodes, self.values.reads, self.values.varies)
         computed: set[Node] = set()
         needed: dict[int, list[Node]] = {}
         for sweep in range(1, last + 2):
@@ -210,12 +215,17 @@ class Sweeps:
             roots += [r.node for r in stores.get(sweep, [])]
             if sweep == last + 1:
                 roots += [node for _, node in self.values.job.region.columns]
-            found, recalled = self._columns(roots, computed & costly)
+            rereads = config.reread and sweep == last + 1
+            held = computed & dear if config.keep or (rereads and config.resident) else set()
+            found, recalled = self._columns(roots, held)
             for node in self.values.nodes:
-                if node in recalled and node not in self.kept:
+                if config.keep and node in recalled and node not in self.kept:
                     stem = self.values.job.graph.side.names.get(node, node.op.name)
                     self.kept[node] = self.values.names.user(f"{stem}_row")
             self._again |= found & computed
+            if rereads:
+                again = found & computed - recalled
+                self._reread = {n for n in again if self.values.levels[n] is Level.TILE}
             computed |= found
             needed[sweep] = [n for n in self.values.nodes if n in found]
         if self.values.job.config.early and last:
@@ -227,16 +237,6 @@ class Sweeps:
         """Whether a value is loaded and the same for all rows, as the weights of a norm are."""
         loaded = node in self.values.reads or node.op.name == "input"
         return loaded and self.values.levels[node] is Level.COL
-
-    def _costly(self) -> set[Node]:
-        """Values along the columns that took a special function to compute."""
-        costly: set[Node] = set()
-        for node in self.values.nodes:
-            if not self.values.varies(node) or self.values.reads.get(node):
-                continue
-            if node.op.costly or any(a in costly for a in node.args):
-                costly.add(node)
-        return costly
 
     def _columns(self, roots: Iterable[Node], at_hand: set[Node]) -> tuple[set[Node], set[Node]]:
         """The nodes along the columns that ``roots`` need, and those among them that ``at_hand``
@@ -262,6 +262,8 @@ class Sweeps:
         """
         values = self.values
         resident = values.job.config.resident and values.job.target.tiles
+        for node in () if reductions else self._reread:
+            values.at_hand.pop(node, None)
         outside = dict(values.at_hand)
         fresh = self._elements(needed)
         stored_raw = bool(values.job.part)
@@ -273,6 +275,10 @@ class Sweeps:
         stored: list[Stmt] = []
         values.store(stores, fresh, stored)
         stored += self._add_columns(reductions)
+        if values.job.config.caching:
+            again = bool(reductions) and (bool(self._reread) or self._read_by_later_kernels())
+            fresh = cached(fresh, values.job.config.caching, again)
+            stored = cached(stored, values.job.config.caching, again)
         if resident:
             fresh = side_by_side(fresh) if values.job.region.columns else fresh
             body.straight(title(values.name, reductions, []) or "compute", fresh)
@@ -299,6 +305,12 @@ class Sweeps:
             pair.finish(ends)
         body.add(title(values.name, reductions, stores), [*starts, loops, *ends])
         return []
+
+    def _read_by_later_kernels(self) -> bool:
+        """Whether rows that programs share are read again once their reductions are known."""
+        values, part = self.values, self.values.job.part
+        written = any(values.varies(root.node) for root in values.job.region.roots)
+        return part > 0 and (written or part < max(self._stage.values()))
 
     def _add_columns(self, reductions: list[Node]) -> list[Stmt]:
         """What this row adds to the sums over rows, in the sweep that stores: the last one."""

@@ -259,6 +259,8 @@ class _Printer:
         if guards:
             other = self._dialect.text(Literal(load.other, load.storage.compute), strict=False)
             arguments += [f"mask={' & '.join(guards)}", f"other={other}"]
+        if load.caching:
+            arguments.append(f'eviction_policy="{load.caching}"')
         widen = "" if load.storage is load.dtype else f".to(tl.{load.dtype.triton})"
         _line(writer, f"{load.name} = tl.load({', '.join(arguments)}){widen}")
 
@@ -270,6 +272,8 @@ class _Printer:
         arguments = [address, value]
         if store.mask:
             arguments.append(f"mask={' & '.join(self._mask(store.mask))}")
+        if store.caching:
+            arguments.append(f'eviction_policy="{store.caching}"')
         _line(writer, f"tl.store({', '.join(arguments)})")
 
     def _combine(self, op: Op, value: str, count: str = "cols") -> str:
@@ -345,9 +349,11 @@ class _Printer:
         first, last = ("first", "last") if self.kernel.divided else ("0", "cols")
         if self.kernel.divided and config.spread:
             last, step = "cols", f"SPLITS * {step}"
-        if config.stages == 1:
+        options = [f"num_stages={config.stages}"] if config.stages > 1 else []
+        options += [f"loop_unroll_factor={config.unroll}"] if config.unroll > 1 else []
+        if not options:
             return f"start in range({first}, {last}, {step})"
-        return f"start in tl.range({first}, {last}, {step}, num_stages={config.stages})"
+        return f"start in tl.range({first}, {last}, {step}, {', '.join(options)})"
 
     def _start(self, accumulator: Accumulator, shape: str) -> str:
         kind = accumulator.accumulate

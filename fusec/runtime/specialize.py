@@ -20,6 +20,7 @@ from fusec.codegen.kernel import Config, Form, Kernel
 from fusec.codegen.layout import Arrangement, Operand, arrange, operands
 from fusec.codegen.lower import CPP, CUDA, TRITON, Job, lower, reductions_of, runs_along, sweeps_of
 from fusec.codegen.prefer_cuda import prefer_cuda
+from fusec.codegen.reread import read_again
 from fusec.errors import InternalError
 from fusec.ir.dtypes import DType
 from fusec.ir.graph import Graph, InputSpec, Output
@@ -292,7 +293,8 @@ def lay_out(
         )
     else:
         single = sweeps_of(region, ()) == 1
-        config = schedule.choose_triton(form, accesses, arrangement, invariant, single)
+        again = read_again(region) if form is Form.ROWS else ()
+        config = schedule.choose_triton(form, accesses, arrangement, invariant, single, again)
     return LaidOut(region, accesses, arrangement, config, backend, reason)
 
 

@@ -61,7 +61,7 @@ def test_what_runs_as_cuda(
         assert f"CUDA C++ on a GPU: {reason}" in plan
 
 
-@pytest.mark.parametrize(("columns", "cuda"), [(16384, True), (32768, False), (65536, True)])
+@pytest.mark.parametrize(("columns", "cuda"), [(16384, False), (32768, False), (65536, True)])
 def test_two_rows_that_are_added_up(columns: int, cuda: bool) -> None:
     x, w = (torch.empty(*s, columns, dtype=torch.bfloat16, device="meta") for s in ((64,), ()))
     norm = fusec.compile("h = x + r\nh * rsqrt(mean(h^2) + 1e-6) * w, h")

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fusec
-from fusec.codegen import schedule
+from fusec.codegen import schedule, schedule_columns
 from fusec.codegen.kernel import Config
 from fusec.ir.dtypes import BF16, F32, F64, DType
 from fusec.runtime.specialize import Argument, lay_out_all
@@ -41,8 +41,8 @@ def check(text: str, x: torch.Tensor, length: int) -> fusec.CompiledFunction:
 @pytest.fixture
 def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
     """Fewer columns count as many, which the interpreter has the time for."""
-    monkeypatch.setattr(schedule, "SHORT_ACROSS", 256)
-    monkeypatch.setattr(schedule, "JOINED_ACROSS", 255)
+    monkeypatch.setattr(schedule_columns, "SHORT_ACROSS", 256)
+    monkeypatch.setattr(schedule_columns, "JOINED_ACROSS", 255)
 
 
 @pytest.mark.usefixtures("narrow")
@@ -85,7 +85,10 @@ def config_of(text: str, shape: tuple[int, int], dtype: DType) -> Config:
         ((132, 262144), BF16, (128, 8, 1), 3, None, True),
         ((132, 50257), BF16, (64, 8, 8), 1, None, True),
         ((8, 262144), BF16, (128, 8, 1), 1, None, False),
-        ((4096, 32768), BF16, (128, 16, 2), 3, None, True),
+        ((8, 50257), BF16, (128, 8, 4), 1, None, False),
+        ((4096, 32768), BF16, (64, 64, 16), 1, None, True),
+        ((2048, 32768), BF16, (128, 16, 2), 3, None, True),
+        ((8192, 16384), F32, (64, 32, 16), 1, None, True),
         ((2670, 50257), BF16, (64, 32, 8), 1, None, True),
         ((32768, 4096), BF16, (64, 64, 2), 1, None, False),
         ((131072, 1024), BF16, (64, 64, 2), 3, (8, 4), True),
@@ -107,8 +110,15 @@ def test_how_columns_are_summed(
     assert (config.stages, config.combine, config.bare) == (stages, joined, bare)
 
 
+def test_long_columns_are_summed_without_parts() -> None:
+    narrow, wide = (config_of("sum(x, axis=0)", (8192, 16384), kind) for kind in (BF16, F32))
+    assert (narrow.splits, narrow.unroll, narrow.caching[1]) == (1, 2, "evict_first")
+    assert (wide.splits, wide.unroll, wide.caching) == (1, 4, ())
+    assert config_of("sum(x, axis=0)", (8192, 16388), BF16).splits > 1
+
+
 def test_how_long_rows_are_summed() -> None:
-    for rows, tile in ((8, (4096, 4, 3)), (132, (8192, 8, 5)), (512, (4096, 4, 3))):
+    for rows, tile in ((8, (4096, 4, 3)), (132, (8192, 32, 1)), (512, (4096, 4, 3))):
         config = config_of("sum(x)", (rows, 262144), BF16)
         assert (config.block_cols, config.warps, config.stages) == tile
         assert (config.splits > 1) == (rows == 8)

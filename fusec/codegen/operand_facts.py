@@ -1,0 +1,64 @@
+"""How the operands of a kernel lie, as the schedules ask for it.
+
+May import ``codegen.layout``.
+"""
+
+from __future__ import annotations
+
+from fusec.codegen.layout import Arrangement, Operand
+
+SMALLEST_BLOCK = 64
+# From here on offsets are int64; blocks may overhang by less than 2**20.
+WIDE_OFFSETS = 2**31 - 2**20
+FULL_GRID = 2048  # programs that keep any present GPU busy
+
+
+def is_tile(operand: int, arrangement: Arrangement) -> bool:
+    """Whether an operand varies along both the rows and the columns, as a row of data does."""
+    strides = arrangement.layout.strides[operand]
+    rows = len(arrangement.layout.rows)
+    return any(strides[rows:]) and (any(strides[:rows]) or not rows)
+
+
+def is_alike(operand: int, arrangement: Arrangement) -> bool:
+    """Whether an operand is a row that all rows share, as the weights of a norm are."""
+    strides = arrangement.layout.strides[operand]
+    rows = len(arrangement.layout.rows)
+    return any(strides[rows:]) and not any(strides[:rows]) and rows > 0
+
+
+def is_of_rows(operand: int, arrangement: Arrangement) -> bool:
+    """Whether an operand has a value for each row."""
+    strides, rows = arrangement.layout.strides[operand], len(arrangement.layout.rows)
+    return any(strides[:rows]) and not any(strides[rows:])
+
+
+def rows_contiguous(arrangement: Arrangement) -> bool:
+    """Whether memory runs along the rows:
+
+    Some operand steps by 1 there, and none that varies along both does along the columns.
+    """
+    rows = len(arrangement.layout.rows)
+    along_rows = any(
+        s[rows - 1] == 1 and any(c != 0 for c in s[rows:])
+        for s in arrangement.layout.strides
+        if rows
+    )
+    along_cols = any(s[-1] == 1 and any(s[:rows]) for s in arrangement.layout.strides)
+    return along_rows and not along_cols
+
+
+def widest(accesses: tuple[Operand, ...]) -> int:
+    """The bytes of an element of the widest operand."""
+    return max((o.node.dtype.itemsize for o in accesses), default=4)
+
+
+def cover(columns: int, least: int | None = None) -> int:
+    """The smallest power of two that holds ``columns``, and ``least``: a block by itself."""
+    return max(SMALLEST_BLOCK if least is None else least, 1 << max(0, columns - 1).bit_length())
+
+
+def splits_of(programs: int, length: int, least: int) -> int:
+    """How many programs share a reduction: enough to fill the GPU, of ``least`` elements each."""
+    wanted = min(FULL_GRID // programs, length // least)
+    return 1 if wanted < 2 else 1 << (wanted.bit_length() - 1)
