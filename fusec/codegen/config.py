@@ -29,6 +29,7 @@ class Config:
     # Rows and warps of a program that joins parts, where they are others.
     combine: tuple[int, int] | None = None
     bare: bool = False  # lanes outside a row are left as their load left them where that is right
+    overlap: bool = False  # of the kernels of shared rows one may begin while another still runs
     rows_near: bool = False  # neighbouring programs take the same part of neighbouring rows
     prefetch: bool = False  # fetch the next row while this one is worked on
     lanes_along_rows: bool = False  # the contiguous axis is the row axis (column reductions)

@@ -390,6 +390,8 @@ class Kernel:
     start: Access | None = None  # where a row begins, if that may be between vectors
     staged: tuple[Load, ...] = ()  # what blocks keep from row to row
     divided: bool = False  # a program works on one of ``config.splits`` parts of its rows
+    waits: bool = False  # it was launched while an earlier kernel ran, and needs what that leaves
+    followed: bool = False  # a later kernel may be launched as soon as all programs have begun
     columns: tuple[ColumnSums, ...] = ()  # sums over the rows of each program
     flushes: bool = False  # functions may take subnormal numbers for 0
     header: tuple[str, ...] = ()

@@ -75,6 +75,8 @@ def lower(job: Job) -> Kernel:
         start=None if lead is None else values.row_start(lead),
         staged=tuple(values.staged.values()),
         divided=sweeps.divided,
+        waits=job.config.overlap and job.part > 1,
+        followed=job.config.overlap and 0 < job.part <= sweeps_of(job.region, job.online),
         columns=tuple(sweeps.columns),
         flushes=_may_flush(values),
         header=_header(values),

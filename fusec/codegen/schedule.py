@@ -37,7 +37,8 @@ RESIDENT_BYTES = 128 * 1024  # registers a program may fill with the tiles of on
 LOOP_BLOCK, LOOP_WARPS = 8192, 16
 SHARE_BLOCK, LONG_SHARE_BLOCK = 4096, 8192
 LONG_SHARE_COLUMNS = 1 << 20
-NEAR_SHARES = 4  # times as many parts of such rows where rows share weights, as neighbours do then
+# Times as many parts of such rows; of those that share weights, which neighbours fetch together.
+FAR_SHARES, NEAR_SHARES = 2, 4
 LONE_BYTES, LONE_WARPS = 16 * 1024, 32  # of a row that is only summed, by a program of its own
 STAGED_BYTES = 96 * 1024  # of tiles ahead, which the shared memory of any GPU that has them holds
 # Of the row in memory. More warps leave too little work for each; rows that are long, or only
@@ -52,6 +53,7 @@ REREAD_ROW_BYTES, REREAD_THREAD_BYTES = 4096, 32
 RESIDENT_THREADS, CACHED_BYTES = 2048, 192 * 1024
 KEEP_ROWS = ("evict_last", "evict_first", "evict_last", "")
 WARP_LOAD_BYTES = 512  # a shorter row alone would go to threads otherwise than among others
+OVERLAP_SINCE = 90  # compute capability, times ten, whose kernels may begin before another ends
 BUSY_ROWS = 512  # rows that do so by themselves
 ANY_ROWS = 1 << 14  # what stands for any number of rows where that number must not matter
 LEAST_SHARE = 8  # rows to a program that also sums over them
@@ -145,15 +147,15 @@ def _shared(
     near = any(is_alike(k, arrangement) for k, o in enumerate(accesses) if o.kind != "root")
     long = arrangement.cols >= LONG_SHARE_COLUMNS
     block = LONG_SHARE_BLOCK if long and not near else SHARE_BLOCK
-    programs = -(-arrangement.rows // NEAR_SHARES) if long and near else arrangement.rows
-    splits = splits_of(programs, arrangement.cols, block)
+    more = (NEAR_SHARES if near else FAR_SHARES) if long else 1
+    splits = splits_of(-(-arrangement.rows // more), arrangement.cols, block)
     if arrangement.rows > BUSY_ROWS or splits == 1:
         return config
     width = widest(accesses)
     alone = _of_one(accesses, arrangement) and arrangement.cols * width % 16 == 0
     if alone and single and arrangement.rows >= MULTIPROCESSORS:
         return _summed_rows(config, arrangement.rows, width)
-    warps = block // (1024 if width <= 2 else 512)
+    warps = block // (1024 if width <= 2 or block == LONG_SHARE_BLOCK else 512)
     config = replace(config, block_cols=block, warps=warps, splits=splits, rows_near=near)
     ahead = alone and SHARE_STAGES * block * width <= STAGED_BYTES
     return replace(config, stages=SHARE_STAGES, bare=True) if ahead else config

@@ -75,6 +75,10 @@ class _Printer:
             opening = "):"
         with writer.block(opening):
             self._indices(writer)
+            if self.kernel.waits:
+                writer.line("_await_earlier_kernel()")
+            if self.kernel.followed:
+                writer.line("_let_later_kernel_begin()")
             if self.kernel.columns:
                 self._block_of_rows(writer)
             else:
@@ -330,8 +334,9 @@ class _Printer:
                 writer.line(f"{_scale(accumulator)} = _mean_scale({steps}){wide}")
             _line(writer, f"{accumulator.lanes} = {self._start(accumulator, shape)}")
         with writer.block(f"for {self._tiles(sweep)}:"):
-            if sweep.backwards and not self.kernel.divided:
-                writer.line(f"start = tile * {self._block()}")
+            if sweep.backwards:
+                first = "first + " if self.kernel.divided else ""
+                writer.line(f"start = {first}tile * {self._block()}")
             writer.line(f"col = start + {self._lanes()}")
             writer.line(f"{self._col_mask} = col < cols")
             self._variables(Level.COL, writer)
@@ -344,8 +349,9 @@ class _Printer:
     def _tiles(self, sweep: Sweep) -> str:
         """What a loop over the tiles of a row counts, and through which values."""
         config, step = self.kernel.config, self._block()
-        if sweep.backwards and not self.kernel.divided:
-            return f"tile in range(tl.cdiv(cols, {step}) - 1, -1, -1)"
+        if sweep.backwards:
+            length = "last - first" if self.kernel.divided else "cols"
+            return f"tile in range(tl.cdiv({length}, {step}) - 1, -1, -1)"
         first, last = ("first", "last") if self.kernel.divided else ("0", "cols")
         if self.kernel.divided and config.spread:
             last, step = "cols", f"SPLITS * {step}"

@@ -211,7 +211,32 @@ def _f8e5m2(x):
     return code.to(tl.uint8).to(tl.float8e5, bitcast=True)
 """
 
+_AWAIT = """
+@triton.jit
+def _await_earlier_kernel():
+    # Its last programs may still run, since this kernel is launched before they end.
+    tl.inline_asm_elementwise(
+        "griddepcontrol.wait; mov.u32 $0, 0;", "=r", [], dtype=tl.int32, is_pure=False, pack=1
+    )
+"""
+
+_RELEASE = """
+@triton.jit
+def _let_later_kernel_begin():
+    # As soon as all programs of this one have come so far.
+    tl.inline_asm_elementwise(
+        "griddepcontrol.launch_dependents; mov.u32 $0, 0;",
+        "=r",
+        [],
+        dtype=tl.int32,
+        is_pure=False,
+        pack=1,
+    )
+"""
+
 HELPERS: dict[str, str] = {
+    "_await_earlier_kernel": _AWAIT,
+    "_let_later_kernel_begin": _RELEASE,
     "_maximum": _MAXIMUM,
     "_minimum": _MINIMUM,
     "_multiply": _MULTIPLY,

@@ -39,6 +39,7 @@ _FUNCTION_MAX_DYNAMIC_SHARED = 8  # CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BY
 _FUNCTION_NON_PORTABLE_CLUSTER = 14  # CU_FUNC_ATTRIBUTE_NON_PORTABLE_CLUSTER_SIZE_ALLOWED
 _DEVICE_MAX_SHARED = 97  # CU_DEVICE_ATTRIBUTE_MAX_SHARED_MEMORY_PER_BLOCK_OPTIN
 _ATTRIBUTE_CLUSTER = 4  # CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+_ATTRIBUTE_OVERLAP = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _SHARED_WITHOUT_ASKING = 48 * 1024  # bytes
 _PORTABLE_CLUSTER = 8  # blocks
 
@@ -88,18 +89,20 @@ class CudaFunction:
         param_types: Sequence[str],
         block: int | Dimensions,
         cluster: Dimensions = (1, 1, 1),
+        waits: bool = False,
     ) -> Launch:
         """A callable `launch(grid, stream, values)` with as little work per call as there can be.
 
         `param_types` are pointers (`*fp32`: the value is an address) or numbers (`i64`, `fp32`);
-        `block` and `cluster` are in threads and blocks. A grid with a zero launches nothing. The
-        callable may be used from several threads at once and within the capture of a CUDA graph.
+        `block` and `cluster` are in threads and blocks. A grid with a zero launches nothing. A
+        kernel that `waits` itself for the one before it in its stream may begin while that ends.
+        The callable may be used from several threads at once and within the capture of a graph.
         """
         codes = [_code(kind) for kind in param_types]
         self._check_sizes([struct.calcsize(code) for code in codes])
         threads = (block, 1, 1) if isinstance(block, int) else block
         self._allow_cluster(cluster)
-        make = functools.partial(_Buffers, codes, threads, cluster, self.shared)
+        make = functools.partial(_Buffers, codes, threads, cluster, self.shared, waits=waits)
         return self._launcher(struct.Struct("@" + "".join(codes)), codes, make)
 
     def clusters_at_once(self, threads: int, cluster: int) -> int:
@@ -200,7 +203,7 @@ class CudaFunction:
 class _Buffers:
     """What one launch passes to the driver; used by one call at a time."""
 
-    __slots__ = ("attribute", "config", "grid", "parameters", "reference", "values")
+    __slots__ = ("attributes", "config", "grid", "parameters", "reference", "values")
 
     def __init__(
         self,
@@ -210,14 +213,20 @@ class _Buffers:
         shared: int,
         *,
         asked: bool = False,
+        waits: bool = False,
     ) -> None:
         self.config = LaunchConfig(shared=shared)
         self.config.block_x, self.config.block_y, self.config.block_z = block
-        self.attribute = LaunchAttribute(id=_ATTRIBUTE_CLUSTER)
+        found: list[LaunchAttribute] = []
         if asked or cluster != (1, 1, 1):
-            self.attribute.value.cluster = ClusterDimensions(*cluster)
-            self.config.attributes = ctypes.pointer(self.attribute)
-            self.config.attribute_count = 1
+            found.append(LaunchAttribute(id=_ATTRIBUTE_CLUSTER))
+            found[-1].value.cluster = ClusterDimensions(*cluster)
+        if waits:
+            found.append(LaunchAttribute(id=_ATTRIBUTE_OVERLAP))
+            found[-1].value.flag = 1
+        self.attributes = (LaunchAttribute * len(found))(*found)
+        self.config.attributes = self.attributes if found else None
+        self.config.attribute_count = len(found)
         self.reference = byref(self.config)
         self.grid: Dimensions | None = None
         size = struct.calcsize("@" + "".join(codes))

@@ -55,6 +55,8 @@ def install() -> None:
     # Patched once and for good, so that a call of a helper function need not patch again.
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     interpreter.InterpretedFunction.__call__ = call_function
+    # Kernels of which one begins before another ends; here they run one after the other.
+    tl.inline_asm_elementwise = lambda *_, **__: None
 
 
 def call_function(self: Any, *arguments: Any, **keywords: Any) -> Any:

@@ -23,7 +23,7 @@ from fusec.runtime.specialize import (
     contiguous,
     lay_out_all,
 )
-from fusec.runtime.steps import Wiring, build_all, capability_of, steps_of
+from fusec.runtime.steps import Wiring, build_all, capability_of, may_overlap, steps_of
 
 if TYPE_CHECKING:
     import torch
@@ -91,9 +91,8 @@ def prepare(
         o.name: _kept_strides(o.node.shape, o.squeeze, p)
         for o, p in zip(special.outputs, outputs, strict=True)
     }
-    circumstances = Circumstances(
-        aligned, capability_of(device), automatic and device.type == "cuda"
-    )
+    automatic = automatic and device.type == "cuda"
+    circumstances = Circumstances(aligned, capability_of(device), automatic, may_overlap(device))
     special, laid, sizes = lay_out_all(special, arguments, sizes, kept, backend, circumstances)
     lengths = sizes
     if backend == "cuda" and special.formula.build == "load_inline" and device.type == "cuda":

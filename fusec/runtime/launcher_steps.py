@@ -26,7 +26,7 @@ def cpp_step(step: StepPlan, threads: int) -> tuple[object, ...]:
     one = (1, 1, 1)
     return (
         codes.encode(), (*step.values, threads), step.pointers,
-        tuple((place, at) for place, at, *_ in step.scalars), address, 0, one, one, one, 0,
+        tuple((place, at) for place, at, *_ in step.scalars), address, 0, one, one, one, 0, 0,
         None, None,
     )  # fmt: skip
 
@@ -46,5 +46,5 @@ def cuda_step(step: StepPlan, index: int) -> tuple[object, ...]:
         codes(step.types).encode(), step.values, step.pointers,
         tuple((place, at) for place, at, *_ in step.scalars), function.address,
         function.context_address, step.grid, (step.block, 1, 1), (step.cluster, 1, 1),
-        step.shared, index, fail,
+        step.shared, int(step.waits), index, fail,
     )  # fmt: skip

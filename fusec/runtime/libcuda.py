@@ -55,6 +55,7 @@ class _AttributeValue(ctypes.Union):
     _fields_ = (
         ("pad", ctypes.c_char * 64),
         ("cluster", ClusterDimensions),
+        ("flag", c_int),
         ("align", ctypes.c_uint64),
     )
 

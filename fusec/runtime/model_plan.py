@@ -37,7 +37,7 @@ from fusec.runtime.specialize import (
     lay_out_all,
     parts_of,
 )
-from fusec.runtime.steps import capability_of
+from fusec.runtime.steps import capability_of, may_overlap
 from fusec.runtime.traced_bound import Known, bind
 from fusec.runtime.traced_formula import TracedFormula
 
@@ -110,7 +110,7 @@ def plan_region(model: Model, region: ModelRegion, choice: Choice) -> Planned:
         report = RegionReport(name, region.operators, len(whole), eager, fused)
         return Planned(function, report, given, False, _nothing)
     where = Circumstances(
-        None, capability_of(device), automatic=automatic and device.type == "cuda"
+        None, capability_of(device), automatic and device.type == "cuda", may_overlap(device)
     )
     chosen, laid, sizes = lay_out_all(special, arguments, sizes, {}, backend, where)
     fused = _bytes((a.node for one in laid for a in one.accesses), sizes)

@@ -58,6 +58,7 @@ class StepPlan(NamedTuple):
     block: int = 1
     shared: int = 0
     cluster: int = 1  # blocks that share memory, side by side
+    waits: bool = False  # for the kernel before it, whose end its launch does not wait for
 
     def conversions(self) -> tuple[tuple[int, int, Callable[[Any], Any]], ...]:
         """Place, input and conversion of every number."""
@@ -273,4 +274,4 @@ def _loaded_cuda(
             return None
         code = entry.files["cubin"]
     function = load_function(code, plan.entry, plan.shared, index)
-    return function, function.prepare(plan.types, plan.block, (plan.cluster, 1, 1))
+    return function, function.prepare(plan.types, plan.block, (plan.cluster, 1, 1), plan.waits)

@@ -93,8 +93,9 @@ class View:
         self, backend: str, target: Target | None = None, automatic: bool = False
     ) -> tuple[Specialization, list[LaidOut]]:
         """What runs in a call like the example, and how its regions lie in memory."""
-        known = target is not None and target.backend == "cuda"
-        capability = int(target.arch) if target is not None and known else CLUSTERS_SINCE
+        capability = CLUSTERS_SINCE
+        if target is not None:
+            capability = int(target.arch) if target.backend == "cuda" else 0
         special, every, self.sizes = lay_out_all(
             self.special, self.arguments, self.sizes, {}, backend,
             Circumstances(None, capability, automatic),
@@ -226,13 +227,13 @@ def _source(view: View, language: str, target: str | None) -> str:
     """What is printed in ``triton``, ``cuda`` or ``cpp``."""
     if language == "cpp":
         return "\n".join(print_cpp(kernel) for _, kernel in view.kernels("cpp"))
+    kernels = view.kernels(language, Target.parse(target) if target else None)
     if language == "triton":
         from fusec.codegen.triton import print_triton
 
-        return "\n\n".join(print_triton(kernel) for _, kernel in view.kernels("triton"))
+        return "\n\n".join(print_triton(kernel) for _, kernel in kernels)
     from fusec.runtime.cuda_host import program_source, sources_of
 
-    kernels = view.kernels("cuda", Target.parse(target) if target else None)
     contiguous_inputs = all(a.scalar or a.strides == contiguous(a.shape) for a in view.arguments)
     if contiguous_inputs:
         return program_source(view.special, kernels)

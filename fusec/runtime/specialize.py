@@ -240,14 +240,14 @@ def concrete(shape: Shape, sizes: Mapping[Dim, int]) -> tuple[int, ...]:
 class Circumstances:
     """What a layout may depend on beside shapes and strides.
 
-    ``aligned``: the buffers that begin at a multiple of 16 bytes, as ``Wiring`` names them; None
-    for all of them. ``capability``: that of the GPU, times ten. ``automatic``: CUDA C++ may take
-    the place of Triton.
+    ``aligned``: the buffers that begin at a multiple of 16 bytes (names as in ``Wiring``); None for
+    all.
     """
 
     aligned: frozenset[str] | None = None
-    capability: int = schedule_cuda.CLUSTERS_SINCE
-    automatic: bool = False
+    capability: int = schedule_cuda.CLUSTERS_SINCE  # of the GPU, times ten
+    automatic: bool = False  # CUDA C++ may take the place of Triton
+    overlap: bool = True  # a kernel may be launched before another ends
 
 
 USUAL = Circumstances()
@@ -269,8 +269,7 @@ def lay_out(
     for operand in accesses:
         if operand.kind in ("input", "gather"):
             node = operand.node if operand.kind == "input" else operand.node.args[0]
-            own = by_name[operand.name].strides
-            strides.append(own + (0,) * node.integer("unsqueezed"))
+            strides.append(by_name[operand.name].strides + (0,) * node.integer("unsqueezed"))
         else:
             shape = concrete(operand.node.shape, sizes)
             strides.append(output_strides.get(operand.name) or contiguous(shape))
@@ -283,8 +282,9 @@ def lay_out(
         reason = prefer_cuda(form, accesses, arrangement, where.capability, running, alone, count)
         reason = reason if reason is not None and _compiles_cuda() else None
         backend = "triton" if reason is None else "cuda"
+    apart = sweeps_of(region, ())
     if backend == "cpp":
-        apart, joined = sweeps_of(region, ()), sweeps_of(region, CPP.online)
+        joined = sweeps_of(region, CPP.online)
         config = schedule_cpp.choose_cpp(form, accesses, arrangement, apart, joined)
     elif backend == "cuda":
         even = [_begins_even(special, operand, where.aligned) for operand in accesses]
@@ -292,9 +292,10 @@ def lay_out(
             form, accesses, arrangement, even, where.capability, invariant, running, count
         )
     else:
-        single = sweeps_of(region, ()) == 1
         again = read_again(region) if form is Form.ROWS else ()
-        config = schedule.choose_triton(form, accesses, arrangement, invariant, single, again)
+        config = schedule.choose_triton(form, accesses, arrangement, invariant, apart == 1, again)
+        if where.overlap and where.capability >= schedule.OVERLAP_SINCE and config.splits > 1:
+            config = replace(config, overlap=True)
     return LaidOut(region, accesses, arrangement, config, backend, reason)
 
 

@@ -40,6 +40,7 @@ if TYPE_CHECKING:
     from fusec.runtime.codes import Code
 
 VARIANT_LIMIT = 64
+_OVERLAP_IN_GRAPHS = (12, 3)  # the CUDA that captures kernels which begin before another ends
 SERIAL_ELEMENTS = 32768  # below this many positions one thread is faster than two
 _once = OncePerKey()
 
@@ -125,6 +126,15 @@ def capability_of(device: torch.device) -> int:
 
     major, minor = torch.cuda.get_device_capability(device)
     return 10 * major + minor
+
+
+def may_overlap(device: torch.device) -> bool:
+    """Whether kernels of this device may be launched before another ends, in graphs as well."""
+    import torch
+
+    if device.type != "cuda" or torch.version.cuda is None:
+        return device.type != "cuda"
+    return tuple(map(int, torch.version.cuda.split(".")[:2])) >= _OVERLAP_IN_GRAPHS
 
 
 def scalar_of(dtype: DType) -> tuple[str, int, int]:
@@ -213,6 +223,7 @@ def _gpu_step(wiring: Wiring, position: int, laid: LaidOut, part: int, plan: Ste
             block=code.threads,
             shared=code.shared,
             cluster=laid.config.cluster,
+            waits=_kernel(special, position, laid, part).waits,
         )
         step_of(built, device, code.binary)  # loads it, so that the binary can be forgotten
         special.built.pop((*key, "code"), None)

@@ -108,7 +108,7 @@ def test_few_rows_have_the_bits_they_have_among_many(
 
 def test_rows_that_share_weights_have_more_parts_where_they_are_longest() -> None:
     for text, rows, block, splits in (
-        ("softmax(x)", 8, 8192, 256),
+        ("softmax(x)", 8, 8192, 512),
         (NORM, 8, 4096, 1024),
         (NORM, 32, 4096, 256),
         (NORM, 1, 8192, 512),  # nobody shares its weights

@@ -19,7 +19,7 @@ extern "C" {
 int fake_devices = 1, fake_shared = 0, fake_limit = 232448, fake_launches = 0, fake_relaxed = 0;
 int fake_non_portable = 0;
 CUlaunchConfig fake_config;
-CUlaunchAttribute fake_attribute;
+CUlaunchAttribute fake_attribute, fake_last_attribute;
 void fake_push(int device) { stack[depth++] = context_of(device); }
 int fake_depth() { return depth; }
 int fake_current() { return current() ? (current() == context_of(0) ? 0 : 1) : -1; }
@@ -124,7 +124,10 @@ CUresult CUDAAPI cuLaunchKernelEx(const CUlaunchConfig *config, CUfunction funct
   if (extra || *static_cast<void **>(params[5]) || *static_cast<void **>(params[6]))
     return CUDA_ERROR_INVALID_VALUE;
   fake_config = *config;
-  if (config->numAttrs) fake_attribute = *config->attrs;
+  if (config->numAttrs) {
+    fake_attribute = *config->attrs;
+    fake_last_attribute = config->attrs[config->numAttrs - 1];
+  }
   ++fake_launches;
   auto x = *static_cast<const float **>(params[0]), y = *static_cast<const float **>(params[1]);
   auto out = *static_cast<float **>(params[2]);

@@ -104,6 +104,17 @@ def test_blocks_and_clusters_have_dimensions(fake: ctypes.CDLL) -> None:
     assert number(fake, "fake_non_portable") == 1
 
 
+@pytest.mark.parametrize("cluster", [(1, 1, 1), (2, 1, 1)])
+def test_a_kernel_that_waits_may_be_launched_early(
+    fake: ctypes.CDLL, cluster: tuple[int, int, int]
+) -> None:
+    launch = load_function(CUBIN, "add", 0, 0).prepare(TYPES, 32, cluster, waits=True)
+    launch((2, 1, 1), 0, Arrays(1).values(1.0))
+    count = LaunchConfig.in_dll(fake, "fake_config").attribute_count
+    attribute = LaunchAttribute.in_dll(fake, "fake_last_attribute")
+    assert (count, attribute.id, attribute.value.flag) == (1 + (cluster[0] > 1), 6, 1)
+
+
 def test_the_device_says_how_many_clusters_it_holds(fake: ctypes.CDLL) -> None:
     function = load_function(CUBIN, "add", 1000, 0)
     assert [function.clusters_at_once(256, cluster) for cluster in (8, 4, 1)] == [15, 30, 120]
@@ -328,7 +339,12 @@ def plan_of_add(fake: ctypes.CDLL):
     def own() -> Memory:
         return Memory((ctypes.c_float * 5)())
 
-    def make(devices: int = 1, cluster: tuple[int, int, int] = (1, 1, 1), maker: object = own):
+    def make(
+        devices: int = 1,
+        cluster: tuple[int, int, int] = (1, 1, 1),
+        maker: object = own,
+        waits: int = 0,
+    ):
         ctypes.c_int.in_dll(fake, "fake_devices").value = devices
         function = load_function(CUBIN, "add", 1000, 0)
         cuda = driver.cuda_driver()
@@ -339,8 +355,8 @@ def plan_of_add(fake: ctypes.CDLL):
         module.setup_cuda(lambda index: stream[0] + index, *cuda.addresses(), devices > 1)
         step = (
             driver.codes(TYPES).encode(), (0, 0, 0, 5, 0), ((0, 0), (1, 1), (2, 3)), ((4, 2),),
-            function.address, function.context_address, (7, 2, 3), (128, 1, 1), cluster, 1000, 0,
-            fail,
+            function.address, function.context_address, (7, 2, 3), (128, 1, 1), cluster, 1000,
+            waits, 0, fail,
         )  # fmt: skip
         return module.Plan(3, 1, (maker,), (step,), function)
 
@@ -375,6 +391,16 @@ def test_the_launcher_passes_a_cluster(fake: ctypes.CDLL, plan_of_add) -> None:
     attribute = LaunchAttribute.in_dll(fake, "fake_attribute")
     cluster = attribute.value.cluster
     assert (attribute.id, cluster.x, cluster.y, cluster.z) == (4, 4, 2, 1)
+
+
+@pytest.mark.parametrize("cluster", [(1, 1, 1), (2, 1, 1)])
+def test_the_launcher_lets_kernels_overlap(
+    fake: ctypes.CDLL, plan_of_add, cluster: tuple[int, int, int]
+) -> None:
+    plan_of_add(cluster=cluster, waits=1)(*memories(), 1.0)
+    count = LaunchConfig.in_dll(fake, "fake_config").attribute_count
+    attribute = LaunchAttribute.in_dll(fake, "fake_last_attribute")
+    assert (count, attribute.id, attribute.value.flag) == (1 + (cluster[0] > 1), 6, 1)
 
 
 def test_the_launcher_asks_torch_for_the_stream(fake: ctypes.CDLL, plan_of_add) -> None:

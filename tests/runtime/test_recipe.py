@@ -328,7 +328,7 @@ def test_a_cuda_kernel_comes_back_as_it_was(
     monkeypatch.setattr(prepared, "_functions", {})
     default_store().put(step.binary, {"cubin": b"code"})
     assert prepared.ready(kept.plan, GPU) is not None
-    assert loaded == [(b"code", "softmax_kernel", 0, 0, step.types, 256, (4, 1, 1))]
+    assert loaded == [(b"code", "softmax_kernel", 0, 0, step.types, 256, (4, 1, 1), False)]
 
 
 @pytest.mark.gpu

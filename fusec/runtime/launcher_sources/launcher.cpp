@@ -45,17 +45,17 @@ static bool read_links(PyObject *pairs, Link *links, int *count) {
 }
 
 // One step: (codes, values, pointers, scalars, function or handle, context, grid, block, cluster,
-// shared, device, fail); a context of 0 is that of a C++ kernel.
+// shared, waits, device, fail); a context of 0 is that of a C++ kernel.
 static bool read_step(PyObject *data, Step *step) {
     const char *codes;
     Py_ssize_t count;
     PyObject *values, *pointers, *scalars, *index, *fail;
     unsigned long long function, context;
-    unsigned *grid = step->config.grid, *block = step->config.block, cluster[3];
-    if (!PyArg_ParseTuple(data, "s#O!O!O!KK(III)(III)(III)IOO", &codes, &count, &PyTuple_Type, &values,
+    unsigned *grid = step->config.grid, *block = step->config.block, cluster[3], waits;
+    if (!PyArg_ParseTuple(data, "s#O!O!O!KK(III)(III)(III)IIOO", &codes, &count, &PyTuple_Type, &values,
                           &PyTuple_Type, &pointers, &PyTuple_Type, &scalars, &function, &context,
                           &grid[0], &grid[1], &grid[2], &block[0], &block[1], &block[2], &cluster[0],
-                          &cluster[1], &cluster[2], &step->config.shared, &index, &fail))
+                          &cluster[1], &cluster[2], &step->config.shared, &waits, &index, &fail))
         return false;
     if (count > MOST || PyTuple_GET_SIZE(values) != count) return false;
     step->count = (int)count;
@@ -72,10 +72,14 @@ static bool read_step(PyObject *data, Step *step) {
     }
     step->handle = (void *)(uintptr_t)function;
     step->context = (void *)(uintptr_t)context;
+    unsigned &found = step->config.attribute_count;
     if (cluster[0] * cluster[1] * cluster[2] != 1) {
-        step->attribute.id = 4;  // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
-        memcpy(step->attribute.value.cluster, cluster, sizeof cluster);
-        step->config.attribute_count = 1;
+        step->attributes[found].id = 4;  // CU_LAUNCH_ATTRIBUTE_CLUSTER_DIMENSION
+        memcpy(step->attributes[found++].value.cluster, cluster, sizeof cluster);
+    }
+    if (waits) {
+        step->attributes[found].id = 6;  // CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+        step->attributes[found++].value.flag = 1;
     }
     step->device = (int32_t)PyLong_AsLong(index);
     if (PyErr_Occurred()) return false;

@@ -29,6 +29,7 @@ struct LaunchAttribute {
     union {
         char size[64];
         unsigned cluster[3];
+        int flag;
         uint64_t align;
     } value;
 };
@@ -66,7 +67,7 @@ struct Step {
     void (*function)(const void *);  // a C++ kernel, or
     void *handle, *context;          // a GPU kernel, with
     LaunchConfig config;
-    LaunchAttribute attribute;
+    LaunchAttribute attributes[2];
     int32_t device;
     PyObject *stream_index;  // the number of the device
     PyObject *fail;          // called with the driver's code, raises
@@ -124,9 +125,9 @@ inline int start(const Step &step, void *stream, void **parameters) {
                                    given.block[0], given.block[1], given.block[2], given.shared,
                                    stream, parameters, nullptr);
     LaunchConfig config = given;
-    LaunchAttribute attribute = step.attribute;
+    LaunchAttribute attributes[2] = {step.attributes[0], step.attributes[1]};
     config.stream = stream;
-    config.attributes = &attribute;
+    config.attributes = attributes;
     return driver.launch_extended(&config, step.handle, parameters, nullptr);
 }
 
