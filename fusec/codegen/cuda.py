@@ -75,6 +75,7 @@ def print_cuda(kernel: Kernel) -> str:
 class _Printer(Turns):
     def text(self) -> str:
         kernel, writer = self.kernel, self.writer
+        self.dialect.calls = kernel.calls
         bounds = "__launch_bounds__(THREADS)"
         if kernel.config.blocks > 1 or kernel.config.turns:
             bounds = "__launch_bounds__(THREADS, BLOCKS)"

@@ -1,22 +1,28 @@
 """How CUDA C++ spells an expression.
 
-May import ``fusec.ir``, ``codegen.kernel`` and ``codegen.expr``.
+May import ``fusec.ir``, ``codegen.kernel``, ``codegen.expr`` and ``codegen.cuda_helpers``.
 """
 
 from __future__ import annotations
 
+from fusec.codegen.cuda_helpers import CALLED
 from fusec.codegen.expr import ATOM, PREFIX, Dialect, shortest_float
 from fusec.codegen.kernel import Apply, Convert, Expr, Literal, Masked
 from fusec.ir.dtypes import F32, I32, I64, DType
-from fusec.ir.ops import Lowering, Op
+from fusec.ir.ops import Call, Lowering, Op
 
 
 class Cuda(Dialect):
     name = "cuda"
     inside = False  # whether every lane is inside its row
+    calls = False  # whether functions of long code stand once
 
     def lowering(self, op: Op) -> Lowering:
         return op.cuda
+
+    def called(self, form: Call) -> str:
+        """The name of the function that a form calls."""
+        return f"{CALLED}{form.name}" if self.calls and form.long else form.name
 
     def literal(self, value: Literal, strict: bool) -> str:
         dtype, number = value.dtype, value.value

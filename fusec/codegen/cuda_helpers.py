@@ -16,7 +16,26 @@ from fusec.codegen.cuda_types import TYPES
 from fusec.codegen.names import CUDA_WORDS
 from fusec.ir.ops import OPS, Call
 
-HELPERS: dict[str, str] = {**TYPES, **FUNCTIONS, **JOINS}
+CALLED = "called_"  # before the name of a function that stands once
+
+
+def _called() -> dict[str, str]:
+    """Functions of long code that are called, in the place of those that are written out."""
+    found = {}
+    for op in OPS.values():
+        for form, kind in ((op.cuda.usual, "float"), (op.cuda.double, "double")):
+            if isinstance(form, Call) and form.long:
+                names = "xy"[: op.arity]
+                taken = ", ".join(f"{kind} {name}" for name in names)
+                found[f"{CALLED}{form.name}"] = (
+                    f"\n// Its code is long: it stands once, and not at every element.\n"
+                    f"__device__ __noinline__ {kind} {CALLED}{form.name}({taken}) {{\n"
+                    f"  return {form.name}({', '.join(names)});\n}}\n"
+                )
+    return found
+
+
+HELPERS: dict[str, str] = {**TYPES, **FUNCTIONS, **JOINS, **_called()}
 _WORD = re.compile(r"\b[A-Za-z_][A-Za-z0-9_]*\b")
 
 

@@ -52,6 +52,10 @@ class Dialect(ABC):
         """A hook for languages that have to narrow a result; the usual one leaves it."""
         return text, precedence
 
+    def called(self, form: Call) -> str:
+        """The name of the function that a form calls."""
+        return form.name
+
     def argument(self, form: Call, expression: Expr) -> str:
         """``expression`` between the brackets of a call."""
         return self.text(expression)
@@ -90,7 +94,7 @@ class Dialect(ABC):
                 form.precedence,
             )
         if isinstance(form, Call):
-            return f"{form.name}({', '.join(self.argument(form, a) for a in args)})", ATOM
+            return f"{self.called(form)}({', '.join(self.argument(form, a) for a in args)})", ATOM
         if isinstance(form, Template):
             return form.text.format(*(self.text(a) for a in args)), ATOM
         assert isinstance(form, Unsupported)

@@ -394,5 +394,6 @@ class Kernel:
     followed: bool = False  # a later kernel may be launched as soon as all programs have begun
     columns: tuple[ColumnSums, ...] = ()  # sums over the rows of each program
     flushes: bool = False  # functions may take subnormal numbers for 0
+    calls: bool = False  # functions of long code stand once, and are called for every element
     header: tuple[str, ...] = ()
     origin: dict[str, str] = field(default_factory=dict, hash=False, compare=False)

@@ -59,6 +59,7 @@ float fmaf(float, float, float);
 
 #define __global__
 #define __device__ inline
+#define __noinline__
 #define __launch_bounds__(...)
 #define __cluster_dims__(blocks)
 
