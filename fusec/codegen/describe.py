@@ -58,8 +58,11 @@ def describe(kernel: Kernel) -> str:
             f"tile {config.block_rows} x {config.block_cols}, {config.warps} warps, "
             f"{'resident' if config.resident else 'looped'}{', even' if config.even else ''}"
             f"{', lanes along rows' if config.lanes_along_rows else ''}"
+            f"{', read again' if config.reread else ''}"
             f"{', in parts' if config.shared else ''}"
         )
+        if kernel.waits:
+            writer.line("begins while the kernel before it ends, and waits for it")
         if config.lanes > 1 or config.vectors > 1:
             writer.line(
                 f"vectors of {config.lanes} lanes, {config.vectors} for each of {config.threads} "

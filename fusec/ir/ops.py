@@ -78,10 +78,12 @@ class Suffix:
 
 @dataclass(frozen=True, slots=True)
 class Call:
-    """``name(a, b)``. ``long``: its code is, since arguments far out take ways of their own."""
+    """``name(a, b)``. ``long``: how long its code is, counted in sines, if arguments far out take
+    ways of their own.
+    """
 
     name: str
-    long: bool = False
+    long: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -279,7 +281,7 @@ def _lowering(form: Lowering | Form) -> Lowering:
     return form if isinstance(form, Lowering) else Lowering(form)
 
 
-def _cuda(name: str, fast: str | None = None, long: bool = False) -> Lowering:
+def _cuda(name: str, fast: str | None = None, long: int = 0) -> Lowering:
     """A function of the CUDA mathematics library, which has one for each width."""
     quick = Call(fast) if fast else None
     return Lowering(Call(f"{name}f", long=long), fast=quick, double=Call(name, long=long))
@@ -338,7 +340,7 @@ _ROWS: tuple[Op, ...] = (
     _binary(
         "pow", "a to the power b", symbol="^", costly=True, sympy="Pow", domain=(0.1, 4.0),
         triton=Lowering(Call("libdevice.pow"), integer=Call("_pow_int")),
-        cuda=replace(_cuda("pow", long=True), integer=Call("integer_power")),
+        cuda=replace(_cuda("pow", long=1), integer=Call("integer_power")),
         derivative=power,
     ),
     # Triton before 3.7 compiles -x as 0 - x, which loses the sign of zero.
@@ -423,13 +425,13 @@ _ROWS: tuple[Op, ...] = (
            derivative=lambda o, g, y, x: (g * -0.5 * (y * y * y),)),
     # Trigonometry.
     _unary("sin", "sine of an angle in radians", triton=_libdevice("sin"), sympy="sin",
-           cuda=_cuda("sin", long=True),
+           cuda=_cuda("sin", long=1),
            derivative=lambda o, g, y, x: (g * o.cos(x),)),
     _unary("cos", "cosine of an angle in radians", triton=_libdevice("cos"), sympy="cos",
-           cuda=_cuda("cos", long=True),
+           cuda=_cuda("cos", long=1),
            derivative=lambda o, g, y, x: (-g * o.sin(x),)),
     _unary("tan", "tangent of an angle in radians", triton=_libdevice("tan"), sympy="tan",
-           cuda=_cuda("tan", long=True),
+           cuda=_cuda("tan", long=1),
            domain=(-1.4, 1.4),
            derivative=lambda o, g, y, x: (g * (1 + y * y),)),
     _unary("asin", "inverse sine", triton=_libdevice("asin"), sympy="asin", domain=(-1.0, 1.0),
@@ -468,7 +470,7 @@ _ROWS: tuple[Op, ...] = (
            torch=lambda torch, x: torch.special.ndtr(x),
            derivative=lambda o, g, y, x: (g * o.exp(x * x * -0.5) * math.sqrt(0.5 / math.pi),)),
     _unary("lgamma", "logarithm of the absolute value of the gamma function",
-           triton=_libdevice("lgamma"), cuda=_cuda("lgamma", long=True),
+           triton=_libdevice("lgamma"), cuda=_cuda("lgamma", long=2),
            torch="lgamma", domain=(0.1, 8.0),
            derivative=lambda o, g, y, x: (g * digamma(o, x),)),
     # Rounding.

@@ -55,6 +55,12 @@ def test_what_the_machine_code_asks_for(target: str, counts: tuple[int, int]) ->
     assert ("griddepcontrol" in printed) == (counts != (0, 0))
 
 
+def test_the_kernel_says_so() -> None:
+    x = torch.empty(ROWS, COLS, device="meta")
+    shown = fusec.compile("softmax(x)", backend="triton").show("kernel", x)
+    assert shown.count("begins while the kernel before it ends") == 1
+
+
 def test_nothing_is_read_before_the_wait() -> None:
     x = torch.empty(ROWS, COLS, device="meta")
     source = fusec.compile("softmax(x)").show("triton", x, target="sm_90")

@@ -70,6 +70,13 @@ def test_few_rows_are_reduced_as_many_are() -> None:
     assert few == many == 16
 
 
+def test_the_kernel_says_so() -> None:
+    x, w = torch.empty(1 << 15, 4096, device="meta"), torch.empty(4096, device="meta")
+    norm = fusec.compile("rms_norm(x, w)", backend="triton")
+    assert "resident, even, read again" in norm.show("kernel", x, w)
+    assert "read again" not in norm.show("kernel", x[:8], w)
+
+
 def warps(text: str, rows: int) -> int:
     function = fusec.compile(text, backend="triton")
     shapes = [(4096,) if name in SHARED else (rows, 4096) for name in function.inputs]
