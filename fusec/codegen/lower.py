@@ -49,10 +49,10 @@ __all__ = [
 ]
 
 
-# Long functions (sines, powers) that a thread of CUDA C++ has in its code at most, if an element has
-# more than one. On the machine of an H200 NVRTC takes 0.25 s for 16 sines and 0.6 for 48 of them,
-# cosines and powers; where they are called from one copy, 0.14, and the kernels are as quick. A
-# sine alone would take 1.17 times as long.
+# Long functions (sines, powers) that a thread of CUDA C++ has in its code at most, if an element
+# has more than one. On the machine of an H200 NVRTC takes 0.25 s for 16 sines and 0.6 for 48 of
+# them, cosines and powers; where they are called from one copy, 0.14, and the kernels are as quick.
+# A sine alone would take 1.17 times as long.
 WRITTEN_OUT = 12
 
 
