@@ -36,9 +36,10 @@ def read_again(region: Region) -> frozenset[str]:
     nodes, loaded = region_nodes(region), {node for _, node in region.reads}
     reductions = reductions_of(region)
     stage = stages(nodes, loaded, ())
-    late = [root.node for root in region.roots if stage[root.node]]
+    varies = partial(_varies, region)
+    late = [root.node for root in region.roots if stage[root.node] and varies(root.node)]
     early = _needed([a for n in reductions for a in n.args], loaded, frozenset())
-    stop = frozenset(reductions) | (costly(nodes, loaded, partial(_varies, region)) & early)
+    stop = frozenset(reductions) | (costly(nodes, loaded, varies) & early)
     again = early & _needed(late, loaded, stop)
     read = {name for name, node in region.reads if node in again}
     return frozenset(read | {node.name for node in again if node.op.name == "input"})
@@ -53,8 +54,8 @@ def _needed(targets: Iterable[Node], loaded: Set[Node], stop: Set[Node]) -> set[
         if node in found or node in stop:
             continue
         found.add(node)
-        if node not in loaded:
-            stack.extend(node.args)
+        if node not in loaded:  # what is gathered from is no row that is read
+            stack.extend(node.args[1:] if node.op.name == "gather" else node.args)
     return found
 
 

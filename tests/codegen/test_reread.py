@@ -64,6 +64,15 @@ def test_others_stay_in_registers(rows: int, cols: int) -> None:
     assert "evict" not in source(NORM, rows, cols)
 
 
+def test_what_is_gathered_from_is_no_row_that_is_read_again() -> None:
+    x = torch.empty(1 << 15, 4096, device="meta")
+    t = torch.empty(1 << 15, dtype=torch.int64, device="meta")
+    loss = fusec.compile("logsumexp(x) - x[t]", backend="triton").show("kernel", x, t)
+    assert "8 warps, resident, even\n" in loss
+    logsumexp = fusec.compile("logsumexp(x)", backend="triton").show("kernel", x)
+    assert "8 warps, resident, even\n" in logsumexp
+
+
 def test_few_rows_are_reduced_as_many_are() -> None:
     """Their results have the bits that they have among many."""
     few, many = (warps(NORM, rows) for rows in (8, 1 << 15))
