@@ -158,13 +158,23 @@ def fail(program: Program, message: str, layouts: Sequence[str]) -> None:
 
 
 @contextmanager
+def rows_read_again() -> Iterator[None]:
+    """Triton kernels that read short rows again, one to a program, however few there are."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(schedule, "FULL_GRID", 0)
+        patch.setattr(schedule, "REREAD_ROW_BYTES", 0)
+        patch.setattr(schedule, "BYTES_PER_WARP", 1)
+        patch.setattr(schedule, "LONG_BYTES_PER_WARP", 1)
+        patch.setattr(operand_facts, "SMALLEST_BLOCK", 4)
+        yield
+
+
+@contextmanager
 def small_blocks() -> Iterator[None]:
-    """Triton kernels that loop over short rows or read them again, and small programs."""
+    """Triton kernels that loop over short rows, and programs that hold few elements."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(schedule, "RESIDENT_BYTES", 64)
         patch.setattr(schedule, "LOOP_BLOCK", 4)
-        patch.setattr(schedule, "FULL_GRID", 1)
-        patch.setattr(schedule, "REREAD_ROW_BYTES", 0)
         patch.setattr(operand_facts, "SMALLEST_BLOCK", 4)
         patch.setattr(schedule_columns, "SMALLEST_BLOCK", 4)
         patch.setattr(schedule, "ELEMENTS_PER_PROGRAM", 16)

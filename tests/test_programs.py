@@ -24,6 +24,7 @@ from tests.programs_oracle import (
     is_ieee,
     outputs,
     relaid_inputs,
+    rows_read_again,
     run,
     small_blocks,
     takes_tensors,
@@ -64,6 +65,10 @@ def test_triton_and_the_reference(program: Program, layouts: Sequence[str]) -> N
         looped = run(program, inputs, "triton")
     check(program, looped, exact, "triton in small blocks", layouts)
     agree(program, whole, looped, "block sizes", layouts, bitwise=is_ieee(program))
+    with rows_read_again():
+        again = run(program, inputs, "triton")
+    check(program, again, exact, "triton where rows are read again", layouts)
+    agree(program, whole, again, "rows read again", layouts, bitwise=is_ieee(program))
 
 
 @examples(25)

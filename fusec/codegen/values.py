@@ -66,7 +66,7 @@ class Values(Parameters):
             self.names.reserve(words())
         self.reads = {node: name for name, node in region.reads}
         self.nodes = region_nodes(region)
-        self._widened = widened(self.job.graph)
+        self._widened = widened(self.job.graph, region)
         self._uses = dict.fromkeys(self.nodes, 0)
         for root in region.roots:
             self._uses[root.node] += 1

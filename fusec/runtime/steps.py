@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from fusec.runtime.codes import Code
 
 VARIANT_LIMIT = 64
-_OVERLAP_IN_GRAPHS = (12, 3)  # the CUDA that captures kernels which begin before another ends
+_OVERLAP_IN_GRAPHS = 12030  # the driver that captures kernels which begin before another ends
 SERIAL_ELEMENTS = 32768  # below this many positions one thread is faster than two
 _once = OncePerKey()
 
@@ -134,7 +134,8 @@ def may_overlap(device: torch.device) -> bool:
 
     if device.type != "cuda" or torch.version.cuda is None:
         return device.type != "cuda"
-    return tuple(map(int, torch.version.cuda.split(".")[:2])) >= _OVERLAP_IN_GRAPHS
+    driver = getattr(torch._C, "_cuda_getDriverVersion", int)  # 12030 for 12.3
+    return driver() >= _OVERLAP_IN_GRAPHS
 
 
 def scalar_of(dtype: DType) -> tuple[str, int, int]:

@@ -72,8 +72,14 @@ def test_nothing_is_read_before_the_wait() -> None:
 
 def test_which_versions_of_cuda_may(monkeypatch: pytest.MonkeyPatch) -> None:
     gpu = torch.device("cuda")
-    for version, may in ((None, False), ("11.8", False), ("12.2", False), ("12.4", True)):
+    for version, driver, may in (
+        (None, 0, False),
+        ("11.8", 11080, False),
+        ("12.4", 12020, False),  # an older driver of the same major version
+        ("12.4", 12040, True),
+    ):
         monkeypatch.setattr(torch.version, "cuda", version)
+        monkeypatch.setattr(torch._C, "_cuda_getDriverVersion", lambda d=driver: d, raising=False)
         assert steps.may_overlap(gpu) == may
     assert launch.may_overlap(torch.device("cpu"))
 

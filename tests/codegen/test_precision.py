@@ -22,6 +22,9 @@ from tests.oracle import Backend, reference
         ("f32(sum(exp(x)))", 4),
         ("f32(softmax(x))", 16),
         ("s = exp(x)\ns, s * y", 4),  # one value for both
+        ("f32(exp(sum(x, axis=0)))", 8),
+        # sums over rows that come along with those of rows
+        ("y = x * (1 + x)\ny * rsqrt(mean(y^2) + 1), f32(exp(sum(y, axis=0) / 8))", 8),
     ],
 )
 def test_wide_results_of_narrow_values_are_accurate(
@@ -32,6 +35,19 @@ def test_wide_results_of_narrow_values_are_accurate(
     result = Backend(backend, "cpu").run(text, *inputs)[-1].double()
     exact = reference(text, *inputs)[-1].double()
     assert ((result - exact).abs() / exact.abs()).max() < steps * 2.0**-24
+
+
+@pytest.mark.parametrize("backend", ["cpp", "triton", "cuda"])
+@pytest.mark.parametrize(
+    "text", ["i64(exp(x) * 1000)", "f32(i64(exp(x) * 1000))", "exp(x) > 30000", "argmax(exp(x))"]
+)
+def test_integers_and_truths_of_narrow_values_are_accurate(text: str, backend: str) -> None:
+    x = torch.linspace(9, 16, 1024).reshape(2, 512).half()
+    result = Backend(backend, "cpu").run(text, x)[0].double()
+    exact = reference(text, x)[0].double()
+    assert ((result - exact).abs() <= exact.abs() * 2.0**-22 + (exact > 2)).all()
+    function = fusec.compile(text, backend="cpp")
+    assert "fast::" not in function.show("cpp", x)
 
 
 @pytest.mark.parametrize("text", ["exp(x)", "tanh(x) * 2", "softmax(x)", "bf16(f32(x)) + exp(x)"])
