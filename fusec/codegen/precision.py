@@ -12,9 +12,9 @@ from fusec.passes.fuse import Region
 
 
 def widened(graph: Graph, region: Region) -> frozenset[Node]:
-    """The 16-bit values that a wider one is made of, as ``exp(x)`` in ``f32(exp(x))``, or an integer
-    or a truth: nothing rounds them in between. A region that takes sums over its rows along has
-    nodes of its own.
+    """The 16-bit values that a wider one is made of, as ``exp(x)`` in ``f32(exp(x))``, or an
+    integer or a truth: nothing rounds them in between. A region that takes sums over its rows along
+    has nodes of its own.
     """
     found: set[Node] = set()
     ends = [output.node for output in graph.outputs]
