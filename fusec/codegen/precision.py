@@ -13,14 +13,14 @@ from fusec.passes.fuse import Region
 
 def widened(graph: Graph, region: Region) -> frozenset[Node]:
     """The 16-bit values that a wider one is made of, as ``exp(x)`` in ``f32(exp(x))``, or an
-    integer or a truth: nothing rounds them in between. A region that takes sums over its rows along
-    has nodes of its own.
+    integer or a truth, or that are cut off, as in ``floor(x / y)``: nothing rounds them in between.
+    A region that takes sums over its rows along has nodes of its own.
     """
     found: set[Node] = set()
     ends = [output.node for output in graph.outputs]
     ends += [root.node for root in region.roots] + [node for _, node in region.columns]
     for node in reversed(toposort(ends)):  # those that use a value come before it
-        if node in found or not _is_narrow(node.dtype):
+        if node in found or node.op.jumps or not _is_narrow(node.dtype):
             found.update(a for a in node.args if _is_narrow(a.dtype))
     return frozenset(found)
 

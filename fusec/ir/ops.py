@@ -153,6 +153,7 @@ class Op:
     combine: str | None = None  # reductions: the op that joins two partial results
     empty: float | None = None  # reductions: the value of an axis of length 0, if not the identity
     derivative: Derivative | None = None  # None: the result does not depend smoothly on operands
+    jumps: bool = False  # the result may be another at once where an operand hardly is
 
     def __repr__(self) -> str:
         return f"Op({self.name})"
@@ -186,11 +187,12 @@ def _unary(
     costly: bool = True,
     symbol: str | None = None,
     derivative: Derivative | None = None,
+    jumps: bool = False,
 ) -> Op:
     return Op(
         name, doc, 1, Kind.ELEMENTWISE, rule, torch or name, _lowering(triton),
         _lowering(cpp or Call(f"fusec::{name}")), _lowering(cuda or _cuda(name)), sympy, domain,
-        costly, symbol, derivative=derivative,
+        costly, symbol, derivative=derivative, jumps=jumps,
     )  # fmt: skip
 
 
@@ -208,11 +210,12 @@ def _binary(
     costly: bool = False,
     symbol: str | None = None,
     derivative: Derivative | None = None,
+    jumps: bool = False,
 ) -> Op:
     return Op(
         name, doc, 2, Kind.ELEMENTWISE, rule, torch or name, _lowering(triton),
         _lowering(cpp or Call(f"fusec::{name}")), _lowering(cuda or _cuda(name)), sympy, domain,
-        costly, symbol, derivative=derivative,
+        costly, symbol, derivative=derivative, jumps=jumps,
     )  # fmt: skip
 
 
@@ -321,18 +324,19 @@ _ROWS: tuple[Op, ...] = (
     ),
     _binary(
         "floor_divide", "quotient rounded towards minus infinity", symbol="//", costly=True,
-        sympy=None,
+        sympy=None, jumps=True,
         triton=Lowering(Call("_floor_divide"), integer=Call("_floor_divide_int")),
         cuda=Lowering(Call("floor_divide"), integer=Call("floor_divide_int")),
     ),
     _binary(
         "remainder", "remainder with the sign of the divisor", symbol="%", costly=True, sympy="Mod",
+        jumps=True,
         triton=Lowering(Call("_remainder"), integer=Call("_remainder_int")),
         cuda=Lowering(Call("floor_remainder"), integer=Call("floor_remainder_int")),
         derivative=lambda o, g, y, a, b: (g, -g * o.floor(a / b)),
     ),
     _binary(
-        "fmod", "remainder with the sign of the dividend", costly=True,
+        "fmod", "remainder with the sign of the dividend", costly=True, jumps=True,
         triton=Lowering(Call("libdevice.fmod"), integer=Call("_fmod_int")),
         cuda=Lowering(Call("fmodf"), double=Call("fmod"), integer=Call("trunc_remainder")),
         derivative=lambda o, g, y, a, b: (g, -g * o.trunc(a / b)),
@@ -475,13 +479,13 @@ _ROWS: tuple[Op, ...] = (
            derivative=lambda o, g, y, x: (g * digamma(o, x),)),
     # Rounding.
     _unary("floor", "the largest integer not above x", rule=Rule.PROMOTE, triton=Call("tl.floor"),
-           sympy="floor", costly=False),
+           sympy="floor", jumps=True, costly=False),
     _unary("ceil", "the smallest integer not below x", rule=Rule.PROMOTE, triton=Call("tl.ceil"),
-           sympy="ceiling", costly=False),
+           sympy="ceiling", jumps=True, costly=False),
     _unary("trunc", "x without its fraction", rule=Rule.PROMOTE, triton=Call("libdevice.trunc"),
-           costly=False),
+           jumps=True, costly=False),
     _unary("round", "the nearest integer, ties to even", rule=Rule.PROMOTE,
-           triton=Call("libdevice.rint"), cuda=_cuda("rint"), costly=False),
+           triton=Call("libdevice.rint"), cuda=_cuda("rint"), jumps=True, costly=False),
     _binary("copysign", "a with the sign of b", rule=Rule.FLOAT, triton=_libdevice("copysign"),
             derivative=lambda o, g, y, a, b: (g * (o.sign(a) * o.sign(y)), None)),
     # Reductions. The axis of length 1 stays.

@@ -50,6 +50,20 @@ def test_integers_and_truths_of_narrow_values_are_accurate(text: str, backend: s
     assert "fast::" not in function.show("cpp", x)
 
 
+@pytest.mark.parametrize(
+    "text",
+    ["floor(x / g)", "ceil(x / g)", "trunc(x / g)", "round(x / g)", "x / g // 1", "x / g % 1"],
+)
+def test_what_is_cut_off_is_divided_exactly(text: str) -> None:
+    """On a GPU the quick division of a number by itself may lie below 1."""
+    x = torch.arange(1, 1025).reshape(2, 512).half()
+    function = fusec.compile(text, backend="triton")
+    source = function.show("triton", x, x)
+    assert "tl.div_rn(x, g)" in source
+    assert torch.equal(function(x, x), fusec.compile(text, backend="torch")(x, x))
+    assert "tl.div_rn" not in fusec.compile("x / g", backend="triton").show("triton", x, x)
+
+
 @pytest.mark.parametrize("text", ["exp(x)", "tanh(x) * 2", "softmax(x)", "bf16(f32(x)) + exp(x)"])
 def test_narrow_results_take_fast_forms(text: str) -> None:
     x = torch.empty(2, 512, dtype=torch.bfloat16)
