@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import Any
 
 import pytest
@@ -157,25 +157,22 @@ def fail(program: Program, message: str, layouts: Sequence[str]) -> None:
     pytest.fail(f"{message}\n\n{as_test(program, layouts)}", pytrace=False)
 
 
-@contextmanager
-def rows_read_again() -> Iterator[None]:
+def rows_read_again() -> AbstractContextManager[None]:
     """Triton kernels that read short rows again, one to a program, however few there are."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schedule, "FULL_GRID", 0)
-        patch.setattr(schedule, "REREAD_ROW_BYTES", 0)
-        patch.setattr(schedule, "BYTES_PER_WARP", 1)
-        patch.setattr(schedule, "LONG_BYTES_PER_WARP", 1)
-        patch.setattr(operand_facts, "SMALLEST_BLOCK", 4)
-        yield
+    return _scheduled(FULL_GRID=0, REREAD_ROW_BYTES=0, BYTES_PER_WARP=1, LONG_BYTES_PER_WARP=1)
+
+
+def small_blocks() -> AbstractContextManager[None]:
+    """Triton kernels that loop over short rows, and programs that hold few elements."""
+    return _scheduled(RESIDENT_BYTES=64, LOOP_BLOCK=4, ELEMENTS_PER_PROGRAM=16)
 
 
 @contextmanager
-def small_blocks() -> Iterator[None]:
-    """Triton kernels that loop over short rows, and programs that hold few elements."""
+def _scheduled(**limits: int) -> Iterator[None]:
+    """Triton's schedule with other limits, and blocks of as few as four columns."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(schedule, "RESIDENT_BYTES", 64)
-        patch.setattr(schedule, "LOOP_BLOCK", 4)
+        for name, limit in limits.items():
+            patch.setattr(schedule, name, limit)
         patch.setattr(operand_facts, "SMALLEST_BLOCK", 4)
         patch.setattr(schedule_columns, "SMALLEST_BLOCK", 4)
-        patch.setattr(schedule, "ELEMENTS_PER_PROGRAM", 16)
         yield

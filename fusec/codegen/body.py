@@ -22,7 +22,6 @@ from fusec.codegen.kernel import (
     Ref,
     Rescale,
     Stmt,
-    Store,
     SumBoth,
 )
 from fusec.codegen.names import Names
@@ -110,15 +109,13 @@ def cached(statements: list[Stmt], caching: Sequence[str], again: bool) -> list[
     """``statements`` with what the caches are told (``Config.caching``); ``again``: a later sweep
     reads the row once more.
     """
-    kept, last, alike, written = caching
+    kept, last, alike = caching
     found: list[Stmt] = []
     for statement in statements:
         if isinstance(statement, Load) and statement.level is Level.TILE:
             statement = replace(statement, caching=kept if again else last)
         elif isinstance(statement, Load) and statement.level is Level.COL:
             statement = replace(statement, caching=alike)
-        elif isinstance(statement, Store) and Level.COL in statement.level:
-            statement = replace(statement, caching=written)
         found.append(statement)
     return found
 

@@ -19,8 +19,8 @@ class Config:
     resident: bool = True  # the row fits the tile: no loop
     even: bool = False  # the row fills the tile: no mask
     reread: bool = False  # the last sweep reads a row again, from the cache where it was left
-    # What the caches are told of a row that is read again, of one read for the last time, of what
-    # all rows share, and of results.
+    # What the caches are told of a row that is read again, of one read for the last time, and of
+    # what all rows share.
     caching: tuple[str, ...] = ()
     early: bool = False  # what all rows share is on its way before a row is reduced
     wide_index: bool = False  # int64 offsets

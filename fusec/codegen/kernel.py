@@ -182,7 +182,6 @@ class Store:
     mask: Level = Level.UNIFORM
     block: str = ""  # the buffer that collects it on its way past the caches
     wide: bool = False  # moved as whole vectors
-    caching: str = ""  # what the caches are told, as of a Load
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)

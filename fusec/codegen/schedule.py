@@ -51,7 +51,7 @@ FLOAT_ROW_BYTES, FLOAT_WARPS = 16 * 1024, 16  # of float32 that is written, 8 el
 # what it is told.
 REREAD_ROW_BYTES, REREAD_THREAD_BYTES = 4096, 32
 RESIDENT_THREADS, CACHED_BYTES = 2048, 192 * 1024
-KEEP_ROWS = ("evict_last", "evict_first", "evict_last", "")
+KEEP_ROWS = ("evict_last", "evict_first", "evict_last")
 WARP_LOAD_BYTES = 512  # a shorter row alone would go to threads otherwise than among others
 OVERLAP_SINCE = 90  # compute capability, times ten, whose kernels may begin before another ends
 BUSY_ROWS = 512  # rows that do so by themselves

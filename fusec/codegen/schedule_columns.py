@@ -17,7 +17,7 @@ SHORT_COLUMN = 512  # elements reduced along a strided axis that one program tak
 SHORT_ACROSS = 16384  # so many of those side by side fill the GPU with narrow tiles
 LONG_COLUMN = 4096  # of such, programs of 16 warps have enough to do without parts
 JOINED_ACROSS = 1024  # sums of so few columns have many parts, which many programs join
-READ_ONCE = ("", "evict_first", "", "")  # what caches are told of a row that is only summed
+READ_ONCE = ("", "evict_first", "")  # what caches are told of a row that is only summed
 
 
 def summed_columns(

@@ -216,7 +216,7 @@ class Sweeps:
             if sweep == last + 1:
                 roots += [node for _, node in self.values.job.region.columns]
             rereads = config.reread and sweep == last + 1
-            held = computed & dear if config.keep or (rereads and config.resident) else set()
+            held = computed & dear if config.keep or rereads else set()
             found, recalled = self._columns(roots, held)
             for node in self.values.nodes:
                 if config.keep and node in recalled and node not in self.kept:
@@ -276,9 +276,8 @@ class Sweeps:
         values.store(stores, fresh, stored)
         stored += self._add_columns(reductions)
         if values.job.config.caching:
-            again = bool(reductions) and (bool(self._reread) or self._read_by_later_kernels())
+            again = bool(reductions and self._reread)
             fresh = cached(fresh, values.job.config.caching, again)
-            stored = cached(stored, values.job.config.caching, again)
         if resident:
             fresh = side_by_side(fresh) if values.job.region.columns else fresh
             body.straight(title(values.name, reductions, []) or "compute", fresh)
@@ -305,12 +304,6 @@ class Sweeps:
             pair.finish(ends)
         body.add(title(values.name, reductions, stores), [*starts, loops, *ends])
         return []
-
-    def _read_by_later_kernels(self) -> bool:
-        """Whether rows that programs share are read again once their reductions are known."""
-        values, part = self.values, self.values.job.part
-        written = any(values.varies(root.node) for root in values.job.region.roots)
-        return part > 0 and (written or part < max(self._stage.values()))
 
     def _add_columns(self, reductions: list[Node]) -> list[Stmt]:
         """What this row adds to the sums over rows, in the sweep that stores: the last one."""

@@ -276,8 +276,6 @@ class _Printer:
         arguments = [address, value]
         if store.mask:
             arguments.append(f"mask={' & '.join(self._mask(store.mask))}")
-        if store.caching:
-            arguments.append(f'eviction_policy="{store.caching}"')
         _line(writer, f"tl.store({', '.join(arguments)})")
 
     def _combine(self, op: Op, value: str, count: str = "cols") -> str:

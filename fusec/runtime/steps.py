@@ -134,7 +134,7 @@ def may_overlap(device: torch.device) -> bool:
 
     if device.type != "cuda" or torch.version.cuda is None:
         return device.type != "cuda"
-    driver = getattr(torch._C, "_cuda_getDriverVersion", int)  # 12030 for 12.3
+    driver = getattr(torch._C, "_cuda_getDriverVersion", int)  # 0, too old, if not told
     return driver() >= _OVERLAP_IN_GRAPHS
 
 

@@ -9,13 +9,20 @@ import torch
 
 import fusec
 from fusec.runtime import launch, steps
-from fusec.runtime.specialize import Argument, Circumstances, kernel_of, lay_out_all, parts_of
+from fusec.runtime.specialize import (
+    USUAL,
+    Argument,
+    Circumstances,
+    kernel_of,
+    lay_out_all,
+    parts_of,
+)
 
 ROWS, COLS = 8, 300_000
 VARIANCE = "(x - mean(x)) * rsqrt(mean((x - mean(x))^2) + max(x))"
 
 
-def kernels(text: str, where: Circumstances = Circumstances()) -> list[tuple[bool, bool]]:  # noqa: B008 - frozen
+def kernels(text: str, where: Circumstances = USUAL) -> list[tuple[bool, bool]]:
     """Of each kernel: whether it waits for another, and whether another may begin meanwhile."""
     from fusec.ir.dtypes import F32
 
