@@ -26,6 +26,9 @@ class Config:
     wide_index: bool = False  # int64 offsets
     splits: int = 1  # programs that share a row, each a part of its columns
     spread: bool = False  # such a program takes every so-manieth tile, not those side by side
+    # Neighbours along a strided axis that is reduced, taken as one long stretch of memory, since by
+    # themselves they are short or begin between vectors. Another kernel joins what a stretch has.
+    fold: int = 1
     # Rows and warps of a program that joins parts, where they are others.
     combine: tuple[int, int] | None = None
     bare: bool = False  # lanes outside a row are left as their load left them where that is right
@@ -52,6 +55,11 @@ class Config:
     apart: bool = False  # whole tiles of a looped row have a loop of their own, without masks
     narrow: tuple[int, ...] = ()  # operands that cannot be moved as whole vectors
     lead: int | None = None  # the operand whose rows begin between vectors, as those of others do
+
+    @property
+    def parts(self) -> int:
+        """What is left of each row for a kernel that joins it; 1 if there is none."""
+        return self.splits * self.fold
 
     @property
     def threads(self) -> int:

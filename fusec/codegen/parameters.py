@@ -93,7 +93,7 @@ class Parameters:
                 label = f"{name}_{side}_stride" if alone else f"{name}_{side}_stride_{position}"
                 stride = self.size(label, "stride", operand_position, axis)
             elif isinstance(stride, str):
-                stride = self.size(stride, stride)
+                stride = self._step(stride)
             terms.append(Term(variable, stride))
         self.touched.add((name, written))
         return Access(self.pointers[name, written].name, tuple(terms))
@@ -106,9 +106,14 @@ class Parameters:
             label = self.names.user(f"{self.name(node)}_parts_ptr")
             self.pointers[key] = Pointer(label, accumulated(node), written, key[0])
         self.touched.add(key)
-        which = "split" if written else "part"
-        terms = (Term(which, self.size("rows", "rows")), Term("row", 1))
+        which = ("split", self._step("rows")) if written else ("part", self.size("rows", "rows"))
+        terms = (Term(*which), Term("row", 1))
         return Access(self.pointers[key].name, terms)
+
+    def _step(self, stride: str) -> str:
+        """A stride that is a size, or the stretch that so many rows make."""
+        name = self.size(stride, stride)
+        return "stretch" if stride == "rows" and self.job.config.fold > 1 else name
 
     def column_access(self, buffer: str, node: Node) -> Access:
         """Where a program stores what it has added up over its rows."""

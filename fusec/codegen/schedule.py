@@ -28,7 +28,9 @@ from fusec.codegen.schedule_columns import (
     MOST_STAGES,
     READ_ONCE,
     SHARE_STAGES,
+    STAGED_BYTES,
     columns,
+    folded_columns,
     summed_columns,
 )
 
@@ -40,7 +42,6 @@ LONG_SHARE_COLUMNS = 1 << 20
 # Times as many parts of such rows; of those that share weights, which neighbours fetch together.
 FAR_SHARES, NEAR_SHARES = 2, 4
 LONE_BYTES, LONE_WARPS = 16 * 1024, 32  # of a row that is only summed, by a program of its own
-STAGED_BYTES = 96 * 1024  # of tiles ahead, which the shared memory of any GPU that has them holds
 # Of the row in memory. More warps leave too little work for each; rows that are long, or only
 # read and short, want fewer still. Short rows share a warp.
 BYTES_PER_WARP, LONG_BYTES_PER_WARP = 2048, 4096
@@ -76,12 +77,14 @@ def choose_triton(
     invariant: bool = False,
     single: bool = False,
     again: Collection[str] = (),
+    placed: bool = False,
 ) -> Config:
     """The Config of a Triton kernel for these operands.
 
     ``invariant``: the same for any number of rows, so that a row's result has the same bits in any
     batch; ``single``: no reduction waits for another, so that one sweep finds them all; ``again``:
-    the operands that results need once reductions of them are known.
+    the operands that results need once reductions of them are known; ``placed``: a value depends
+    on where an element is.
     """
     wide = arrangement.span >= WIDE_OFFSETS or arrangement.rows * arrangement.cols >= WIDE_OFFSETS
     if invariant and form is Form.ROWS:
@@ -93,6 +96,10 @@ def choose_triton(
     if form is Form.TILE:
         return _tile(accesses, arrangement, wide)
     alone = not arrangement.layout.rows
+    if single and not wide and not placed and _lie_without_gaps(accesses, arrangement):
+        folded = folded_columns(accesses, arrangement)
+        if folded is not None:
+            return folded
     return _of_rows(accesses, arrangement, wide, single, again, alone)
 
 
@@ -172,6 +179,20 @@ def _summed_rows(config: Config, rows: int, width: int) -> Config:
     return replace(
         config, block_cols=SHARE_BLOCK, warps=SHARE_BLOCK // 1024, stages=SHARE_STAGES, bare=True
     )
+
+
+def _lie_without_gaps(accesses: tuple[Operand, ...], arrangement: Arrangement) -> bool:
+    """Whether memory is nothing but the elements, one row after the other, of all that is reduced
+    along a strided axis, and that is one operand or two, and nothing of rows or columns alone.
+    """
+    layout = arrangement.layout
+    if len(layout.rows) != 1 or len(layout.cols) != 1:
+        return False
+    kinds = [(o.kind, layout.strides[k]) for k, o in enumerate(accesses)]
+    read = [strides for kind, strides in kinds if kind != "root" and any(strides)]
+    stored = [strides for kind, strides in kinds if kind == "root"]
+    plain = all(kind != "gather" for kind, _ in kinds) and all(s[-1] == 0 for s in stored)
+    return plain and len(read) in (1, 2) and all(s == (1, "rows") for s in read)
 
 
 def _of_one(accesses: tuple[Operand, ...], arrangement: Arrangement) -> bool:

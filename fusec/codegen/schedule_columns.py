@@ -9,7 +9,14 @@ from dataclasses import replace
 
 from fusec.codegen.kernel import Config
 from fusec.codegen.layout import Arrangement, Operand
-from fusec.codegen.operand_facts import FULL_GRID, SMALLEST_BLOCK, cover, splits_of, widest
+from fusec.codegen.operand_facts import (
+    FULL_GRID,
+    SMALLEST_BLOCK,
+    cover,
+    is_tile,
+    splits_of,
+    widest,
+)
 
 SHARE_STAGES = 3  # tiles of one operand that are only summed: how many are asked for ahead
 MOST_STAGES = 5
@@ -18,6 +25,67 @@ SHORT_ACROSS = 16384  # so many of those side by side fill the GPU with narrow t
 LONG_COLUMN = 4096  # of such, programs of 16 warps have enough to do without parts
 JOINED_ACROSS = 1024  # sums of so few columns have many parts, which many programs join
 READ_ONCE = ("", "evict_first", "")  # what caches are told of a row that is only summed
+# Rows taken as one stretch of memory: how long that has to be and how many there have to be of
+# them, and what a program takes of a long one, of which many fill the GPU, and of a short one.
+LEAST_STRETCH, LEAST_STRETCHES, LONG_STRETCH, MOST_FOLD = 512, 128, 8192, 256
+LONG_BYTES, LONG_UNROLL, LONG_PROGRAMS, LEAST_TURNS = 2048, 8, 1584, 16
+STRETCH_TILE, STRETCH_WARPS, STRETCH_PROGRAMS = (1024, 8), 4, 264
+STAGED_BYTES = 96 * 1024  # of tiles ahead, which the shared memory of any GPU that has them holds
+MOST_PARTS, JOINED_TILE = 32768, 4096  # of a result, and that a program joins at a time
+
+
+def folded_columns(accesses: tuple[Operand, ...], arrangement: Arrangement) -> Config | None:
+    """Reductions along a strided axis of operands that lie without gaps, where their rows begin
+    between wide loads or are short: several of them at a time are one stretch of memory. None where
+    they are few, or long and even.
+    """
+    across, along = arrangement.rows, arrangement.cols
+    if across % 16 == 0 and across >= SMALLEST_BLOCK:
+        return None
+    tiles = [o.node.dtype.itemsize for k, o in enumerate(accesses) if is_tile(k, arrangement)]
+    fold, narrowest = 2, min(tiles)
+    while fold < MOST_FOLD and (fold * across * narrowest % 16 or fold * across <= LEAST_STRETCH):
+        fold *= 2
+    stretch, stretches = fold * across, along // fold
+    if stretches < LEAST_STRETCHES or along <= SHORT_COLUMN:
+        return None
+    chosen = _long_stretch if stretch > LONG_STRETCH else _short_stretch
+    config = chosen(stretch, stretches, sum(tiles), MOST_PARTS // fold)
+    joined = max(1, min(SMALLEST_BLOCK, JOINED_TILE // (config.splits * fold)))
+    return replace(
+        config,
+        resident=False,
+        fold=fold,
+        combine=(joined, 4 if config.splits * fold <= JOINED_TILE else 32),
+        bare=True,
+        lanes_along_rows=True,
+    )
+
+
+def _long_stretch(stretch: int, stretches: int, width: int, most: int) -> Config:
+    """One vector of a stretch after the other, by many programs. ``width``: bytes of an element in
+    all operands together; ``most``: parts of a stretch.
+    """
+    rows = LONG_BYTES // _power_of_two(width)
+    wanted = min(most, LONG_PROGRAMS // -(-stretch // rows), stretches // LEAST_TURNS)
+    return Config(rows, 1, STRETCH_WARPS, unroll=LONG_UNROLL, splits=_power_of_two(wanted))
+
+
+def _short_stretch(stretch: int, stretches: int, width: int, most: int) -> Config:
+    """Tiles of several stretches, asked for ahead."""
+    (rows, cols), warps = STRETCH_TILE, STRETCH_WARPS
+    beside = STRETCH_PROGRAMS * (2 if width <= 2 else 1) // -(-stretch // rows)
+    wanted = min(beside, STRETCH_PROGRAMS * rows // stretch)
+    if wanted >= 2 * most:  # more parts than one program joins: fewer programs with more to do
+        cols, warps = 2 * cols, 2 * warps
+    stages = max(1, min(SHARE_STAGES, STAGED_BYTES // (rows * cols * width)))
+    splits = _power_of_two(min(most, wanted, stretches // cols))
+    return Config(rows, cols, warps, stages=stages, splits=splits)
+
+
+def _power_of_two(count: int) -> int:
+    """The largest that is no more than ``count``, and 1 at least."""
+    return 1 << max(0, count.bit_length() - 1)
 
 
 def summed_columns(

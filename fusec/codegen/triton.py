@@ -116,7 +116,9 @@ class _Printer:
         found = {"BLOCK": config.block_cols}
         if self._block() != "BLOCK":
             found = {"BLOCK_ROWS": config.block_rows, "BLOCK_COLS": config.block_cols}
-        return found | ({"SPLITS": config.splits} if self._knows_splits else {})
+        found |= {"FOLD": config.fold} if self._folds else {}
+        splits = config.parts if self._reads_parts else config.splits
+        return found | ({"SPLITS": splits} if self._knows_splits else {})
 
     def _indices(self, writer: Writer) -> None:
         form, wide = self.kernel.form, ".to(tl.int64)" if self.kernel.config.wide_index else ""
@@ -164,10 +166,14 @@ class _Printer:
         if kernel.divided and any(isinstance(s, Sweep) and s.backwards for s in kernel.body):
             program = f"tl.num_programs(0) - 1 - {program}"
         splits = "SPLITS" if self._knows_splits else "splits"
+        rows = "stretch" if self._folds else "rows"
+        if self._folds:  # the stretch goes first, since it says how many programs share one
+            writer.line("stretch = rows * FOLD  # FOLD columns, one behind the other in memory")
+            writer.line("stretches = cols // FOLD")
         if kernel.divided:
             writer.line(f"program = {program}")
             if not self._knows_splits and not kernel.config.rows_near:
-                blocks = "rows" if self._flat_rows else "tl.cdiv(rows, BLOCK_ROWS)"
+                blocks = "rows" if self._flat_rows else f"tl.cdiv({rows}, BLOCK_ROWS)"
                 writer.line(f"splits = tl.num_programs(0) // {blocks}")
             program = "program % rows" if kernel.config.rows_near else f"program // {splits}"
         if kernel.columns:
@@ -176,7 +182,7 @@ class _Printer:
             writer.line(f"row = {program}")
         else:
             writer.line(f"row = {program} * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]")
-            writer.line("row_mask = row < rows")
+            writer.line(f"row_mask = row < {rows}")
         if kernel.divided:
             split = "program // rows" if kernel.config.rows_near else f"program % {splits}"
             writer.line(f"split = {split}")
@@ -184,7 +190,7 @@ class _Printer:
                 writer.line(f"first = split * {self._block()}")
             else:
                 writer.line("first = split * chunk")
-                writer.line("last = tl.minimum(first + chunk, cols)")
+                writer.line(f"last = tl.minimum(first + chunk, {self._length})")
         if self._reads_parts:
             whole = "tl.arange(0, SPLITS)"
             writer.line(f"part = {whole if self._flat_rows else f'{whole}[None, :]'}")
@@ -195,12 +201,22 @@ class _Printer:
         return any(isinstance(s, Combine) or _reads_parts(s) for s in self.kernel.body)
 
     @property
+    def _folds(self) -> bool:
+        """Whether a program takes several neighbours along the columns as one stretch of memory."""
+        return self.kernel.divided and self.kernel.config.fold > 1
+
+    @property
+    def _length(self) -> str:
+        """How many columns there are for a loop."""
+        return "stretches" if self._folds else "cols"
+
+    @property
     def _knows_splits(self) -> bool:
         """Whether the number of parts is a constant: one that only says which part a program has
         is not, so that rows of other lengths need no build.
         """
         config = self.kernel.config
-        return config.splits > 1 and (self._reads_parts or config.spread)
+        return config.parts > 1 and (self._reads_parts or config.spread)
 
     def _lanes(self) -> str:
         text = f"tl.arange(0, {self._block()})"
@@ -336,13 +352,22 @@ class _Printer:
                 first = "first + " if self.kernel.divided else ""
                 writer.line(f"start = {first}tile * {self._block()}")
             writer.line(f"col = start + {self._lanes()}")
-            writer.line(f"{self._col_mask} = col < cols")
+            writer.line(f"{self._col_mask} = col < {self._length}")
             self._variables(Level.COL, writer)
             self._statements(sweep.body, writer)
+        if self._folds:
+            self._left_over(sweep, writer)
         for accumulator in sweep.accumulators:
             count = f"cols * {_scale(accumulator)}" if accumulator.op.name == "mean" else "cols"
             value = self._combine(accumulator.op, accumulator.lanes, count)
             _line(writer, f"{accumulator.name} = {value}")
+
+    def _left_over(self, sweep: Sweep, writer: Writer) -> None:
+        """The columns that fill no stretch: those of the last program that shares a row."""
+        with writer.block("if split == splits - 1:  # what fills no stretch"):
+            writer.line(f"col = stretches + {self._lanes()}")
+            writer.line("col_mask = (col == stretches) & (row < cols % FOLD * rows)")
+            self._statements(sweep.body, writer)
 
     def _tiles(self, sweep: Sweep) -> str:
         """What a loop over the tiles of a row counts, and through which values."""

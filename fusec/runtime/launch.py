@@ -145,8 +145,8 @@ def _temporaries(
         for name, node in region.columns:
             shape = (arranged.config.chunks * arranged.arrangement.cols,)
             found[name] = _buffer(shape, (1,), accumulated(node))
-        if arranged.config.splits > 1:
-            shape = (arranged.config.splits * arranged.arrangement.rows,)
+        if arranged.config.parts > 1:
+            shape = (arranged.config.parts * arranged.arrangement.rows,)
             for k, node in enumerate(reductions_of(region)):
                 found[part_buffer(region, k)] = _buffer(shape, (1,), accumulated(node))
     return found

@@ -17,7 +17,7 @@ from typing import Any
 from fusec import settings
 from fusec.codegen import schedule, schedule_cpp, schedule_cuda
 from fusec.codegen.kernel import Config, Form, Kernel
-from fusec.codegen.layout import Arrangement, Operand, arrange, operands
+from fusec.codegen.layout import Arrangement, Operand, arrange, operands, pinned_axes
 from fusec.codegen.lower import CPP, CUDA, TRITON, Job, lower, reductions_of, runs_along, sweeps_of
 from fusec.codegen.prefer_cuda import prefer_cuda
 from fusec.codegen.reread import read_again
@@ -187,7 +187,7 @@ class LaidOut:
         """The value of a size or stride parameter in this call."""
         laid, config = self.arrangement, self.config
         overhang = config.lanes - 1 if config.lead is not None else 0
-        part = -(-(laid.cols + overhang) // config.splits)
+        part = -(-(laid.cols // config.fold + overhang) // config.splits)
         whole = {
             "n": laid.cols,
             "rows": laid.rows,
@@ -293,8 +293,11 @@ def lay_out(
         )
     else:
         again = read_again(region) if form is Form.ROWS else ()
-        config = schedule.choose_triton(form, accesses, arrangement, invariant, apart == 1, again)
-        if where.overlap and where.capability >= schedule.OVERLAP_SINCE and config.splits > 1:
+        placed = bool(pinned_axes(region))
+        config = schedule.choose_triton(
+            form, accesses, arrangement, invariant, apart == 1, again, placed
+        )
+        if where.overlap and where.capability >= schedule.OVERLAP_SINCE and config.parts > 1:
             config = replace(config, overlap=True)
     return LaidOut(region, accesses, arrangement, config, backend, reason)
 
@@ -356,7 +359,7 @@ def form_of(region: Region, arrangement: Arrangement) -> Form:
 
 def parts_of(laid: LaidOut) -> range:
     """The kernels of a laid-out region: number 0 alone, or where programs share rows 1 and on."""
-    if laid.config.splits == 1:
+    if laid.config.parts == 1:
         return range(1)
     return range(1, sweeps_of(laid.region, TARGETS[laid.backend].online) + 2)
 
@@ -390,7 +393,10 @@ def grid_of(kernel: Kernel, rows: int, cols: int, clusters: int = 0) -> tuple[in
         return (schedule_cuda.blocks_that_stay(config, rows, clusters), 1, 1)
     if kernel.columns:
         return (config.chunks, 1, 1)
-    row_blocks = -(-rows // config.block_rows) * (config.splits if kernel.divided else 1)
+    if kernel.divided:
+        row_blocks = -(-rows * config.fold // config.block_rows) * config.splits
+    else:
+        row_blocks = -(-rows // config.block_rows)
     row_blocks *= config.cluster
     if kernel.form is Form.FLAT:
         return (-(-cols // config.block_cols), 1, 1)
