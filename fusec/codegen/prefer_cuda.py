@@ -14,6 +14,8 @@ from fusec.codegen.schedule_cuda import CLUSTERS_SINCE, READ_COLUMNS, VECTOR_BYT
 
 # Rows between these are looked at; above them Triton's loop is as quick as any.
 PREFERRED_COLUMNS = 1024, 1 << 20
+# From here on rows that begin between wide loads are, and those of 16 bits that are only read.
+UNEVEN_COLUMNS, UNEVEN_READ_COLUMNS_16 = 17, 129
 SHORT_ROW_BYTES = 128, 1024  # of rows that are only read
 HELD_COLUMNS_16, HELD_COLUMNS_32 = 8192, 32768  # that Triton holds in registers at full speed
 SUMMED_COLUMNS_16 = 32768  # where it does so with two rows that are read and added up
@@ -52,10 +54,10 @@ def prefer_cuda(
         return "threads that exchange little reduce a row several times"
     if columns > PREFERRED_COLUMNS[1] and alone and even and width <= 2 and not read:
         return None if _rows_share(accesses, arrangement) else LOOPED
-    if not PREFERRED_COLUMNS[0] < columns <= PREFERRED_COLUMNS[1]:
-        return None
-    if not even:
+    if not even and _least_uneven(read, width, alone) <= columns <= PREFERRED_COLUMNS[1]:
         return "rows of odd length begin between wide loads, which Triton then does not use"
+    if not even or not PREFERRED_COLUMNS[0] < columns <= PREFERRED_COLUMNS[1]:
+        return None
     if _triton_holds(columns, width, 0 if read else sum(o.kind != "root" for o in full)):
         return None
     once = ONCE_16 if width <= 2 else ONCE_32
@@ -64,10 +66,19 @@ def prefer_cuda(
     return "registers of several blocks hold a long row, which Triton would read twice"
 
 
+def _least_uneven(read: bool, width: int, alone: bool) -> int:
+    """How many columns rows have at least that are too many for single elements."""
+    if not alone:
+        return PREFERRED_COLUMNS[0] + 1
+    return UNEVEN_READ_COLUMNS_16 if read and width <= 2 else UNEVEN_COLUMNS
+
+
 def _measured(form: Form, full: Sequence[Operand], arrangement: Arrangement) -> bool:
-    """Whether it is known which of the two is quicker."""
+    """Whether it is known which of the two is quicker: of floats that lie side by side in rows."""
     floats = all(operand.node.dtype.is_float for operand in full)
-    return form is Form.ROWS and floats and not rows_contiguous(arrangement)
+    strides = [s for k, s in enumerate(arrangement.layout.strides) if is_tile(k, arrangement)]
+    rows = len(arrangement.layout.cols) == 1 and all(s[-1] == 1 for s in strides)
+    return form is Form.ROWS and floats and rows and not rows_contiguous(arrangement)
 
 
 def _rows_share(accesses: Sequence[Operand], arrangement: Arrangement) -> bool:

@@ -15,6 +15,7 @@ from fusec.codegen.kernel import Config, Form
 from fusec.codegen.layout import Arrangement, Operand
 from fusec.codegen.operand_facts import (
     FULL_GRID,
+    SMALLEST_BLOCK,
     WIDE_OFFSETS,
     cover,
     is_alike,
@@ -66,6 +67,8 @@ MULTIPROCESSORS, MOST_BESIDE = 132, 3
 ROWS_BESIDE_BYTES, FETCHED_BYTES = 16 * 1024, 64 * 1024  # of a multiprocessor
 # One wide load of each operand to a thread, or two where more than 8 warps would be needed.
 FETCHING_WARPS, BYTES_PER_FETCHING_WARP = 8, 512
+SHORTEST_BLOCK = 2  # that a row fills, of which a program has many then
+SQUARE = 64  # elements along each side of a tile of which an operand is transposed
 ELEMENTS_PER_PROGRAM = 2048  # of 16 bits; half as many of 32
 MANY_TENSORS = 5  # of an elementwise kernel, as the gradient of a gate has
 
@@ -224,11 +227,14 @@ def _tile(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -
     cross-entropy. One, as a bias, does not pay for them.
     """
     if any(strides and strides[-1] not in (0, 1) for strides in arrangement.layout.strides):
-        return Config(64, 64, warps=4, wide_index=wide)
+        rows = min(SQUARE, cover(arrangement.rows, 1))
+        columns = min(SQUARE * SQUARE // rows, cover(arrangement.cols, 1))
+        rows = SQUARE * SQUARE // columns if columns < SQUARE else rows
+        return Config(rows, columns, warps=4, wide_index=wide)
     elements = _elements(accesses, arrangement)
     if sum(is_of_rows(k, arrangement) for k in range(len(accesses))) > 1:
         elements *= 2
-    columns = min(cover(arrangement.cols), elements)
+    columns = min(cover(arrangement.cols, SHORTEST_BLOCK), elements)
     return Config(max(1, elements // columns), columns, warps=4, wide_index=wide)
 
 
@@ -239,7 +245,7 @@ def _rows(
     there are so few that each is on its way alone. Operands that all rows share come first then:
     nothing else happens while they do. Neither changes a bit of a result.
     """
-    block = cover(arrangement.cols)
+    block = cover(arrangement.cols, SHORTEST_BLOCK)
     full = [o for k, o in enumerate(accesses) if is_tile(k, arrangement)]
     read = [o for o in full if o.kind != "root"]
     stored = max((o.node.dtype.itemsize for o in full), default=4)
@@ -258,6 +264,8 @@ def _rows(
     least = 2 if (block * stored >= BYTES_PER_WARP and even) or alone else 1
     if stored == 4 and block * stored >= FLOAT_ROW_BYTES:
         least = FLOAT_WARPS
+    if stored <= 2 and block < SMALLEST_BLOCK:
+        least = 2  # a warp by itself would have more elements than its registers
     warps = min(max(least, warps), 32)
     return Config(rows, block, warps, even=even, early=few, wide_index=wide)
 

@@ -74,10 +74,11 @@ def _long_stretch(stretch: int, stretches: int, width: int, most: int) -> Config
 def _short_stretch(stretch: int, stretches: int, width: int, most: int) -> Config:
     """Tiles of several stretches, asked for ahead."""
     (rows, cols), warps = STRETCH_TILE, STRETCH_WARPS
+    staged = SHARE_STAGES * rows * cols * width
     beside = STRETCH_PROGRAMS * (2 if width <= 2 else 1) // -(-stretch // rows)
     wanted = min(beside, STRETCH_PROGRAMS * rows // stretch)
     if wanted >= 2 * most:  # more parts than one program joins: fewer programs with more to do
-        cols, warps = 2 * cols, 2 * warps
+        cols, warps = cols * (2 if 2 * staged <= STAGED_BYTES else 1), 2 * warps
     stages = max(1, min(SHARE_STAGES, STAGED_BYTES // (rows * cols * width)))
     splits = _power_of_two(min(most, wanted, stretches // cols))
     return Config(rows, cols, warps, stages=stages, splits=splits)
@@ -137,6 +138,7 @@ def columns(
     sums of what is made of several operands, or written too, for which a thread takes fewer
     elements: their code is as long as they are many.
     """
+    written = any(o.kind == "root" and is_tile(k, arrangement) for k, o in enumerate(accesses))
     across, along = arrangement.rows, arrangement.cols  # contiguous, reduced
     narrow = max((o.node.dtype.itemsize for o in accesses), default=4) <= 2
     splits = 1
@@ -149,16 +151,30 @@ def columns(
             warps = 4 if across % 8 else 1
     else:
         rows, cols, warps = (128, 16, 2) if narrow and across >= 32768 else (64, 64, 2)
-        if across <= 64:  # a single program beside the splits: fewer of them, with more warps
-            rows, cols, warps = 64, 64, 8
+        if written and across <= JOINED_ACROSS:
+            rows = min(64, cover(across, 1))
+            cols, warps = 16384 // rows, 8
+        elif across <= 64:  # a single program or two beside the splits
+            rows = min(32, cover(across, 1))
+            cols, warps = 4096 // rows, 4
+        elif len(arrangement.row_sizes) > 1:  # rows end inside a tile
+            rows, cols, warps = 64, 32, 4
         elif across % 8:  # loads of one element
             rows, cols, warps = (64, 32, 8) if across >= 32768 else (64, 64, 4)
         elif across % 16:
             rows, cols, warps = 64, 32, 4
         elif computes:
             rows, cols, warps = 64, 32, 8
-        busy = 4 if across <= 64 else 2
+        # Where results are written, each program joins all parts that others have left.
+        busy = 4 if written and across <= JOINED_ACROSS else 2
         splits = splits_of(busy * -(-across // rows), along, 4 * cols)
     return Config(
-        rows, cols, warps, resident=False, wide_index=wide, splits=splits, lanes_along_rows=True
+        rows,
+        cols,
+        warps,
+        resident=False,
+        wide_index=wide,
+        splits=splits,
+        combine=(max(1, 2 * JOINED_TILE // splits), 4) if rows * splits > 2 * JOINED_TILE else None,
+        lanes_along_rows=True,
     )

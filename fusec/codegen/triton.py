@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fusec.codegen.expr import position_text
 from fusec.codegen.kernel import (
     Access,
     Accumulate,
@@ -17,7 +16,6 @@ from fusec.codegen.kernel import (
     Apply,
     Combine,
     Comment,
-    Form,
     Kernel,
     Let,
     Level,
@@ -33,6 +31,7 @@ from fusec.codegen.kernel import (
 )
 from fusec.codegen.triton_dialect import Triton, number_text
 from fusec.codegen.triton_helpers import HELPERS, needed
+from fusec.codegen.triton_place import Place
 from fusec.codegen.wrap import wrap
 from fusec.codegen.writer import Writer
 from fusec.ir.dtypes import F8E5M2, F64
@@ -41,7 +40,7 @@ from fusec.ir.ops import OPS, Infix, Op, Template
 
 def print_triton(kernel: Kernel) -> str:
     """The source of ``kernel``: docstring with the formula, imports, helpers, the kernel."""
-    body = _Printer(kernel).text()
+    body = _Printer(kernel, Place(kernel)).text()
     helpers = needed(body)
     texts = [HELPERS[name] for name in helpers]
     writer = Writer()
@@ -60,11 +59,12 @@ def print_triton(kernel: Kernel) -> str:
 @dataclass(slots=True)
 class _Printer:
     kernel: Kernel
+    place: Place
 
     def text(self) -> str:
         writer = Writer()
         writer.line("@triton.jit")
-        parameters = self._parameters()
+        parameters = self.place.parameters()
         one_line = f"def {self.kernel.name}({', '.join(parameters)}):"
         if len(one_line) <= 100:
             opening = one_line
@@ -74,7 +74,7 @@ class _Printer:
                 writer.line(f"    {parameter},")
             opening = "):"
         with writer.block(opening):
-            self._indices(writer)
+            self.place.indices(writer)
             if self.kernel.waits:
                 writer.line("_await_earlier_kernel()")
             if self.kernel.followed:
@@ -86,64 +86,8 @@ class _Printer:
         return writer.text()
 
     @property
-    def _flat_rows(self) -> bool:
-        """Whether a program works on one row, so that row values are scalars."""
-        return self.kernel.form is Form.ROWS and self.kernel.config.block_rows == 1
-
-    @property
-    def _col_mask(self) -> str:
-        return "mask" if self.kernel.form is Form.FLAT or self._flat_rows else "col_mask"
-
-    @property
     def _dialect(self) -> Triton:
-        return Triton(self._col_mask)
-
-    def _block(self) -> str:
-        return "BLOCK" if self.kernel.form is Form.FLAT or self._flat_rows else "BLOCK_COLS"
-
-    def _parameters(self) -> list[str]:
-        kernel = self.kernel
-        names = [p.name for p in kernel.pointers] + [n.name for n in kernel.numbers]
-        return (
-            names
-            + [s.name for s in kernel.sizes]
-            + [f"{c}: tl.constexpr" for c in self.constants()]
-        )
-
-    def constants(self) -> dict[str, int]:
-        """The compile-time constants and their values."""
-        config = self.kernel.config
-        found = {"BLOCK": config.block_cols}
-        if self._block() != "BLOCK":
-            found = {"BLOCK_ROWS": config.block_rows, "BLOCK_COLS": config.block_cols}
-        found |= {"FOLD": config.fold} if self._folds else {}
-        splits = config.parts if self._reads_parts else config.splits
-        return found | ({"SPLITS": splits} if self._knows_splits else {})
-
-    def _indices(self, writer: Writer) -> None:
-        form, wide = self.kernel.form, ".to(tl.int64)" if self.kernel.config.wide_index else ""
-        if form is Form.FLAT:
-            writer.line(f"i = tl.program_id(0){wide} * BLOCK + tl.arange(0, BLOCK)")
-            writer.line("mask = i < n")
-        elif form is Form.TILE:
-            writer.line("col_blocks = tl.cdiv(cols, BLOCK_COLS)")
-            writer.line(f"program = tl.program_id(0){wide}")
-            writer.line(
-                "row = program // col_blocks * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]"
-            )
-            writer.line(
-                "col = program % col_blocks * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]"
-            )
-            writer.line("row_mask = row < rows")
-            writer.line("col_mask = col < cols")
-        else:
-            self._row_index(f"tl.program_id(0){wide}", writer)
-        if form is Form.ROWS and self.kernel.config.resident:
-            writer.line(f"col = {self._lanes()}")
-            if not self.kernel.config.even:
-                writer.line(f"{self._col_mask} = col < cols")
-        levels = Level.ROW if form is Form.ROWS and not self.kernel.config.resident else Level.TILE
-        self._variables(levels, writer)
+        return Triton(self.place.col_mask)
 
     def _block_of_rows(self, writer: Writer) -> None:
         """The rows of a program one after the other, and the sums over them."""
@@ -156,79 +100,9 @@ class _Printer:
         with writer.block(f"for row in tl.range({every}):"):
             self._statements(tuple(s for s in body if s not in alike), writer)
         writer.line("# store the sums over the rows")
-        mask = "" if self.kernel.config.even else f", mask={self._col_mask}"
+        mask = "" if self.kernel.config.even else f", mask={self.place.col_mask}"
         for sums in self.kernel.columns:
             _line(writer, f"tl.store({self._address(sums.access)}, {sums.lanes}{mask})")
-
-    def _row_index(self, program: str, writer: Writer) -> None:
-        """The row or rows of a program, and where several share them its part of the columns."""
-        kernel = self.kernel
-        if kernel.divided and any(isinstance(s, Sweep) and s.backwards for s in kernel.body):
-            program = f"tl.num_programs(0) - 1 - {program}"
-        splits = "SPLITS" if self._knows_splits else "splits"
-        rows = "stretch" if self._folds else "rows"
-        if self._folds:  # the stretch goes first, since it says how many programs share one
-            writer.line("stretch = rows * FOLD  # FOLD columns, one behind the other in memory")
-            writer.line("stretches = cols // FOLD")
-        if kernel.divided:
-            writer.line(f"program = {program}")
-            if not self._knows_splits and not kernel.config.rows_near:
-                blocks = "rows" if self._flat_rows else f"tl.cdiv({rows}, BLOCK_ROWS)"
-                writer.line(f"splits = tl.num_programs(0) // {blocks}")
-            program = "program % rows" if kernel.config.rows_near else f"program // {splits}"
-        if kernel.columns:
-            writer.line(f"program = {program}")
-        elif self._flat_rows:
-            writer.line(f"row = {program}")
-        else:
-            writer.line(f"row = {program} * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]")
-            writer.line(f"row_mask = row < {rows}")
-        if kernel.divided:
-            split = "program // rows" if kernel.config.rows_near else f"program % {splits}"
-            writer.line(f"split = {split}")
-            if kernel.config.spread:
-                writer.line(f"first = split * {self._block()}")
-            else:
-                writer.line("first = split * chunk")
-                writer.line(f"last = tl.minimum(first + chunk, {self._length})")
-        if self._reads_parts:
-            whole = "tl.arange(0, SPLITS)"
-            writer.line(f"part = {whole if self._flat_rows else f'{whole}[None, :]'}")
-
-    @property
-    def _reads_parts(self) -> bool:
-        """Whether a program combines what those that shared a row have left."""
-        return any(isinstance(s, Combine) or _reads_parts(s) for s in self.kernel.body)
-
-    @property
-    def _folds(self) -> bool:
-        """Whether a program takes several neighbours along the columns as one stretch of memory."""
-        return self.kernel.divided and self.kernel.config.fold > 1
-
-    @property
-    def _length(self) -> str:
-        """How many columns there are for a loop."""
-        return "stretches" if self._folds else "cols"
-
-    @property
-    def _knows_splits(self) -> bool:
-        """Whether the number of parts is a constant: one that only says which part a program has
-        is not, so that rows of other lengths need no build.
-        """
-        config = self.kernel.config
-        return config.parts > 1 and (self._reads_parts or config.spread)
-
-    def _lanes(self) -> str:
-        text = f"tl.arange(0, {self._block()})"
-        return text if self._flat_rows else f"{text}[None, :]"
-
-    def _variables(self, levels: Level, writer: Writer) -> None:
-        """Split flattened indices into the positions along their axes."""
-        for variable in self.kernel.variables:
-            if variable.level not in levels:
-                continue
-            text = position_text(variable, "//")
-            writer.line(f"{variable.name} = {text}")
 
     # -- statements -------------------------------------------------------------------------------
 
@@ -258,7 +132,7 @@ class _Printer:
     def _value(self, statement: Let | Start) -> str:
         if isinstance(statement, Let):
             return self._dialect.text(statement.value)
-        shape = "[]" if self._flat_rows else "[BLOCK_ROWS, 1]"
+        shape = "[]" if self.place.flat_rows else "[BLOCK_ROWS, 1]"
         value = statement.value
         return f"tl.full({shape}, {number_text(value)}, tl.{value.dtype.triton})"
 
@@ -270,7 +144,7 @@ class _Printer:
 
     def _mask(self, mask: Level) -> list[str]:
         names = ["row_mask"] if Level.ROW in mask else []
-        return names + ([self._col_mask] if Level.COL in mask else [])
+        return names + ([self.place.col_mask] if Level.COL in mask else [])
 
     def _load(self, load: Load, writer: Writer) -> None:
         guards = self._mask(load.mask)
@@ -298,7 +172,7 @@ class _Printer:
         """The lanes of a tile combined into one value for each row; a mean is that of ``count``."""
         form = op.triton.usual
         assert isinstance(form, Template)
-        axis = "0" if self._flat_rows else "1, keep_dims=True"
+        axis = "0" if self.place.flat_rows else "1, keep_dims=True"
         if op.name == "mean" and self._is_whole:  # as many as the tile has: nothing to divide by
             return f"_mean_of_tile({value}, axis={axis})"
         return form.text.format(value, axis=axis, count=count)
@@ -313,7 +187,7 @@ class _Printer:
             return f"{statement.name} = {self._combine(statement.op, value)}"
         first, second = statement.first, statement.second
         values = f"{self._dialect.text(first.value)}, {self._dialect.text(second.value)}"
-        axis = "0" if self._flat_rows else "1, keep_dims=True"
+        axis = "0" if self.place.flat_rows else "1, keep_dims=True"
         names = f"{first.name}, {second.name}"
         return f"{names} = tl.reduce(({values}), axis={axis}, combine_fn=_add_both)"
 
@@ -340,22 +214,22 @@ class _Printer:
             _line(writer, f"{accumulator.lanes} = {self._dialect.text(joined)}")
 
     def _sweep(self, sweep: Sweep, writer: Writer) -> None:
-        shape = f"[{self._block()}]" if self._flat_rows else "[BLOCK_ROWS, BLOCK_COLS]"
+        shape = f"[{self.place.block}]" if self.place.flat_rows else "[BLOCK_ROWS, BLOCK_COLS]"
         for accumulator in sweep.accumulators:
             if accumulator.op.name == "mean":
-                steps = f"tl.cdiv(cols, {self._block()})"
+                steps = f"tl.cdiv(cols, {self.place.block})"
                 wide = ".to(tl.float64)" if accumulator.accumulate is F64 else ""
                 writer.line(f"{_scale(accumulator)} = _mean_scale({steps}){wide}")
             _line(writer, f"{accumulator.lanes} = {self._start(accumulator, shape)}")
-        with writer.block(f"for {self._tiles(sweep)}:"):
+        with writer.block(f"for {self.place.tiles(sweep)}:"):
             if sweep.backwards:
                 first = "first + " if self.kernel.divided else ""
-                writer.line(f"start = {first}tile * {self._block()}")
-            writer.line(f"col = start + {self._lanes()}")
-            writer.line(f"{self._col_mask} = col < {self._length}")
-            self._variables(Level.COL, writer)
+                writer.line(f"start = {first}tile * {self.place.block}")
+            writer.line(f"col = start + {self.place.lanes}")
+            writer.line(f"{self.place.col_mask} = col < {self.place.length}")
+            self.place.variables(Level.COL, writer)
             self._statements(sweep.body, writer)
-        if self._folds:
+        if self.place.folds:
             self._left_over(sweep, writer)
         for accumulator in sweep.accumulators:
             count = f"cols * {_scale(accumulator)}" if accumulator.op.name == "mean" else "cols"
@@ -365,24 +239,9 @@ class _Printer:
     def _left_over(self, sweep: Sweep, writer: Writer) -> None:
         """The columns that fill no stretch: those of the last program that shares a row."""
         with writer.block("if split == splits - 1:  # what fills no stretch"):
-            writer.line(f"col = stretches + {self._lanes()}")
+            writer.line(f"col = stretches + {self.place.lanes}")
             writer.line("col_mask = (col == stretches) & (row < cols % FOLD * rows)")
             self._statements(sweep.body, writer)
-
-    def _tiles(self, sweep: Sweep) -> str:
-        """What a loop over the tiles of a row counts, and through which values."""
-        config, step = self.kernel.config, self._block()
-        if sweep.backwards:
-            length = "last - first" if self.kernel.divided else "cols"
-            return f"tile in range(tl.cdiv({length}, {step}) - 1, -1, -1)"
-        first, last = ("first", "last") if self.kernel.divided else ("0", "cols")
-        if self.kernel.divided and config.spread:
-            last, step = "cols", f"SPLITS * {step}"
-        options = [f"num_stages={config.stages}"] if config.stages > 1 else []
-        options += [f"loop_unroll_factor={config.unroll}"] if config.unroll > 1 else []
-        if not options:
-            return f"start in range({first}, {last}, {step})"
-        return f"start in tl.range({first}, {last}, {step}, {', '.join(options)})"
 
     def _start(self, accumulator: Accumulator, shape: str) -> str:
         kind = accumulator.accumulate
@@ -394,19 +253,7 @@ def _scale(accumulator: Accumulator) -> str:
     return f"{accumulator.name}_scale"
 
 
-def _reads_parts(statement: Stmt) -> bool:
-    """Whether a statement loads what programs that share a row have left."""
-    return isinstance(statement, Load) and any(
-        term.variable == "part" for term in statement.access.terms
-    )
-
-
 def _line(writer: Writer, statement: str) -> None:
     """A statement, wrapped as ``ruff format`` would wrap it."""
     for line in wrap(statement, writer.width):
         writer.line(line)
-
-
-def constants(kernel: Kernel) -> dict[str, int]:
-    """The compile-time constants of the printed kernel."""
-    return _Printer(kernel).constants()

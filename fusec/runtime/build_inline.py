@@ -14,12 +14,12 @@ from fusec.runtime.cache import default_root, digest
 from fusec.runtime.counters import OncePerKey
 from fusec.runtime.cuda_host import declarations, host_name, program_source
 from fusec.runtime.prepared import Step, conversion
+from fusec.runtime.shapes import contiguous
 from fusec.runtime.specialize import (
     Argument,
     LaidOut,
     Specialization,
     Variant,
-    contiguous,
     kernel_of,
     parts_of,
 )

@@ -14,13 +14,12 @@ from fusec.errors import DTypeError, ShapeError
 from fusec.ir.dtypes import DType
 from fusec.ir.node import Dim
 from fusec.runtime.prepared import BufferPlan, CallPlan, Prepared, allocators
+from fusec.runtime.shapes import concrete, contiguous
 from fusec.runtime.specialize import (
     Argument,
     Circumstances,
     LaidOut,
     Specialization,
-    concrete,
-    contiguous,
     lay_out_all,
 )
 from fusec.runtime.steps import Wiring, build_all, capability_of, may_overlap, steps_of

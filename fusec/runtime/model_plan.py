@@ -26,13 +26,13 @@ from fusec.runtime.arguments import automatic_backend
 from fusec.runtime.launch import Given, output_plan, prepare
 from fusec.runtime.model_region import agree
 from fusec.runtime.model_report import RegionReport
+from fusec.runtime.shapes import concrete
 from fusec.runtime.specialize import (
     TARGETS,
     Argument,
     Circumstances,
     LaidOut,
     Specialization,
-    concrete,
     kernel_of,
     lay_out_all,
     parts_of,

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from fusec.codegen.kernel import Form, Kernel
-from fusec.codegen.triton import constants, print_triton
+from fusec.codegen.triton import print_triton
+from fusec.codegen.triton_place import Place
 from fusec.runtime.build_triton import TritonProgram
 
 TRITON_TYPES = {
@@ -38,7 +39,7 @@ def triton_program(
     signature = [(p.name, f"*{TRITON_TYPES[p.storage.name]}") for p in kernel.pointers]
     signature += [(n.name, TRITON_TYPES[n.dtype.name]) for n in kernel.numbers]
     signature += [(s.name, index) for s in kernel.sizes]
-    fixed = constants(kernel)
+    fixed = Place(kernel).constants()
     signature += [(name, "constexpr") for name in fixed]
     return TritonProgram(
         source=print_triton(kernel),

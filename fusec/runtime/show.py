@@ -19,13 +19,13 @@ from fusec.passes.formula import formula_text
 from fusec.runtime.build_triton import Target
 from fusec.runtime.codes import Code, code_of
 from fusec.runtime.formula import Formula
+from fusec.runtime.shapes import contiguous
 from fusec.runtime.show_gradient import GradientView
 from fusec.runtime.specialize import (
     Argument,
     Circumstances,
     LaidOut,
     Specialization,
-    contiguous,
     form_of,
     kernel_of,
     lay_out_all,

@@ -9,7 +9,7 @@ import everything below the API.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -33,6 +33,7 @@ from fusec.runtime.casts import as_pytorch
 from fusec.runtime.cubin import Facts
 from fusec.runtime.formula import Formula
 from fusec.runtime.recipe import Built
+from fusec.runtime.shapes import concrete, contiguous
 
 TARGETS = {"cpp": CPP, "cuda": CUDA, "triton": TRITON}
 INCLUDE = Path(__file__).parent.parent / "codegen" / "include"
@@ -212,28 +213,6 @@ class LaidOut:
             case ("dim", str(name)):
                 return sizes[Dim(name)]
         raise InternalError(f"no value for the kernel parameter {source}")
-
-
-def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """Row-major strides, in elements. Lengths may be symbols of PyTorch."""
-    strides, step = [], 1
-    for length in reversed(shape):
-        strides.append(step)
-        step *= max(length, 1) if isinstance(length, int) else _at_least_one(length)
-    return tuple(reversed(strides))
-
-
-def _at_least_one(length: Any) -> Any:
-    """The larger of a symbol and 1, without asking which it is."""
-    import torch
-
-    larger: Any = torch.sym_max
-    return larger(length, 1)
-
-
-def concrete(shape: Shape, sizes: Mapping[Dim, int]) -> tuple[int, ...]:
-    """A shape in numbers."""
-    return tuple(sizes[e] if isinstance(e, Dim) else e for e in shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -158,8 +158,11 @@ def _recall(place: str) -> Config | None:
     if entry is None:
         return None
     try:
-        return Config(**json.loads(entry.files[_FILE]))
-    except (KeyError, ValueError, TypeError):
+        found: dict[str, Any] = json.loads(entry.files[_FILE])
+        # JSON has no tuples, and a Config with lists is no key.
+        tuples = {k: tuple(v) for k, v in found.items() if isinstance(v, list)}
+        return Config(**{**found, **tuples})
+    except (KeyError, ValueError, TypeError, AttributeError):
         return None
 
 

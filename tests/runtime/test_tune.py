@@ -79,6 +79,10 @@ def test_a_search_gives_the_same_numbers_and_is_remembered(
         torch.testing.assert_close(f(x, x), torch.softmax(x, -1) * x)
         assert len(f.variants) == 1
     assert searches == ["search"]
+    y = torch.randn(100, 400)  # of the same class of sizes
+    for function in (f, fusec.compile("softmax(x) * y", tune=0.2)):
+        torch.testing.assert_close(function(y, y), torch.softmax(y, -1) * y)
+    assert searches == ["search"]
     fusec.compile("softmax(x) * y", tune=0.2)(torch.randn(64, 5000), torch.randn(64, 5000))
     assert len(searches) == 2  # another class of sizes
 

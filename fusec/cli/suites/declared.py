@@ -1,5 +1,5 @@
-"""The suites, declared: ``pointwise``, ``rows``, ``gradients``, ``host``, ``cold``, ``cpu``,
-``pipeline``, ``five-ways`` and ``models``.
+"""The suites, declared: ``pointwise``, ``rows``, ``narrow``, ``gradients``, ``host``, ``cold``,
+``cpu``, ``pipeline``, ``five-ways`` and ``models``.
 
 May import ``case.py`` of this package only.
 """
@@ -62,6 +62,18 @@ TRAINED = (
     Operation("cross_entropy", "logsumexp(x) - x[t]", "x=RxC t=R:i64", reads="x t"),
 )
 
+# What lies in a few columns, which tiles made for many would mostly leave empty.
+NARROW = (
+    Operation("softmax", "softmax(x)", "x=RxC"),
+    Operation("layer_norm", "layer_norm(x, w, b)", "x=RxC w=C b=C"),
+    Operation("row_sum", "sum(x)", "x=RxC"),
+    Operation("scale_columns", "x * w", "x=RxC w=C"),
+    Operation("scale_rows", "x * w", "x=RxC w=Rx1"),
+    Operation("column_sum", "sum(x, axis=0)", "x=RxC", part=-1),
+    Operation("column_variance", "var(x, axis=0)", "x=RxC", part=-1),
+    Operation("column_softmax", "softmax(x, axis=0)", "x=RxC", part=-1),
+)
+
 # Powers of two: the sizes that show the memory's speed first, then the way down to one launch.
 SIZES = (28, 26, 27, 24, 20, 16, 10, 22, 18, 14, 12)
 COLUMNS = (
@@ -69,6 +81,7 @@ COLUMNS = (
 )  # fmt: skip
 FULL = 1 << 27  # elements of a tensor that fills the machine
 FEW_ROWS = (132, 8, 1)
+NARROW_COLUMNS = (3, 8, 33, 100, 513, 2, 17, 5)
 
 TIMED = ("eager", "torch", "compile", "max-autotune", "triton", "liger", "quack", "fusec")
 ON_CPU = ("eager", "torch", "compile", "numexpr", "jax", "fusec", "fusec-out")
@@ -139,6 +152,17 @@ def rows(device: str = "cuda") -> list[SuiteCase]:
         for dtype in DTYPES
         for columns in COLUMNS
         for operation in ROWS
+    ]
+
+
+def narrow(device: str = "cuda") -> list[SuiteCase]:
+    """Few columns, odd and even, and many rows: 2^26 elements, on a CPU 2^23."""
+    elements = 1 << (23 if device == "cpu" else 26)
+    return [
+        make_case("narrow", operation, dtype, {"R": elements // columns, "C": columns})
+        for dtype in DTYPES
+        for columns in NARROW_COLUMNS
+        for operation in NARROW
     ]
 
 
@@ -238,6 +262,13 @@ SUITES = {
     for suite in (
         Suite("pointwise", "elementwise formulas, 2^10 to 2^28 elements", pointwise, TIMED),
         Suite("rows", "row reductions, 64 to 4M columns", rows, TIMED),
+        Suite(
+            "narrow",
+            "rows and columns of matrices with few columns",
+            narrow,
+            TIMED[:4] + TIMED[-1:],
+            fresh=("cpu",),
+        ),
         Suite(
             "gradients",
             "backward, forward and backward together, and peak memory",

@@ -1,0 +1,169 @@
+"""Where a program of a Triton kernel stands: its rows, its part of their columns, what bounds them.
+
+May import ``fusec.ir`` and the modules of ``codegen`` above it in the tree.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fusec.codegen.expr import position_text
+from fusec.codegen.kernel import Combine, Form, Kernel, Level, Load, Stmt, Sweep
+from fusec.codegen.writer import Writer
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """The names of indices, masks and constants of a kernel, and the lines that make them."""
+
+    kernel: Kernel
+
+    @property
+    def flat_rows(self) -> bool:
+        """Whether a program works on one row, so that row values are scalars."""
+        return self.kernel.form is Form.ROWS and self.kernel.config.block_rows == 1
+
+    @property
+    def col_mask(self) -> str:
+        """Which elements along the columns there are."""
+        return "mask" if self.kernel.form is Form.FLAT or self.flat_rows else "col_mask"
+
+    @property
+    def block(self) -> str:
+        """How many columns a program takes at a time."""
+        return "BLOCK" if self.kernel.form is Form.FLAT or self.flat_rows else "BLOCK_COLS"
+
+    @property
+    def lanes(self) -> str:
+        """Those, counted."""
+        text = f"tl.arange(0, {self.block})"
+        return text if self.flat_rows else f"{text}[None, :]"
+
+    @property
+    def folds(self) -> bool:
+        """Whether a program takes several neighbours along the columns as one stretch of memory."""
+        return self.kernel.divided and self.kernel.config.fold > 1
+
+    @property
+    def length(self) -> str:
+        """How many columns a loop counts."""
+        return "stretches" if self.folds else "cols"
+
+    @property
+    def reads_parts(self) -> bool:
+        """Whether a program combines what those that shared a row have left."""
+        return any(isinstance(s, Combine) or _reads_parts(s) for s in self.kernel.body)
+
+    @property
+    def knows_splits(self) -> bool:
+        """Whether the number of parts is a constant: one that only says which part a program has
+        is not, so that rows of other lengths need no build.
+        """
+        config = self.kernel.config
+        return config.parts > 1 and (self.reads_parts or config.spread)
+
+    def constants(self) -> dict[str, int]:
+        """The compile-time constants and their values."""
+        config = self.kernel.config
+        found = {"BLOCK": config.block_cols}
+        if self.block != "BLOCK":
+            found = {"BLOCK_ROWS": config.block_rows, "BLOCK_COLS": config.block_cols}
+        found |= {"FOLD": config.fold} if self.folds else {}
+        splits = config.parts if self.reads_parts else config.splits
+        return found | ({"SPLITS": splits} if self.knows_splits else {})
+
+    def parameters(self) -> list[str]:
+        """What the kernel is called with, in order."""
+        kernel = self.kernel
+        found = [p.name for p in kernel.pointers] + [n.name for n in kernel.numbers]
+        found += [s.name for s in kernel.sizes]
+        return found + [f"{c}: tl.constexpr" for c in self.constants()]
+
+    def indices(self, writer: Writer) -> None:
+        """The lines that say which elements a program has, but for those that a loop counts."""
+        form, wide = self.kernel.form, ".to(tl.int64)" if self.kernel.config.wide_index else ""
+        if form is Form.FLAT:
+            writer.line(f"i = tl.program_id(0){wide} * BLOCK + tl.arange(0, BLOCK)")
+            writer.line("mask = i < n")
+        elif form is Form.TILE:
+            writer.line("col_blocks = tl.cdiv(cols, BLOCK_COLS)")
+            writer.line(f"program = tl.program_id(0){wide}")
+            writer.line(
+                "row = program // col_blocks * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]"
+            )
+            writer.line(
+                "col = program % col_blocks * BLOCK_COLS + tl.arange(0, BLOCK_COLS)[None, :]"
+            )
+            writer.line("row_mask = row < rows")
+            writer.line("col_mask = col < cols")
+        else:
+            self._rows(f"tl.program_id(0){wide}", writer)
+        if form is Form.ROWS and self.kernel.config.resident:
+            writer.line(f"col = {self.lanes}")
+            if not self.kernel.config.even:
+                writer.line(f"{self.col_mask} = col < cols")
+        levels = Level.ROW if form is Form.ROWS and not self.kernel.config.resident else Level.TILE
+        self.variables(levels, writer)
+
+    def _rows(self, program: str, writer: Writer) -> None:
+        """The row or rows of a program, and where several share them its part of the columns."""
+        kernel = self.kernel
+        if kernel.divided and any(isinstance(s, Sweep) and s.backwards for s in kernel.body):
+            program = f"tl.num_programs(0) - 1 - {program}"
+        splits = "SPLITS" if self.knows_splits else "splits"
+        rows = "stretch" if self.folds else "rows"
+        if kernel.divided:
+            writer.line(f"program = {program}")
+            if self.folds:
+                writer.line("stretch = rows * FOLD  # FOLD columns, one behind the other in memory")
+                writer.line("stretches = cols // FOLD")
+            if not self.knows_splits and not kernel.config.rows_near:
+                blocks = "rows" if self.flat_rows else f"tl.cdiv({rows}, BLOCK_ROWS)"
+                writer.line(f"splits = tl.num_programs(0) // {blocks}")
+            program = "program % rows" if kernel.config.rows_near else f"program // {splits}"
+        if kernel.columns:
+            writer.line(f"program = {program}")
+        elif self.flat_rows:
+            writer.line(f"row = {program}")
+        else:
+            writer.line(f"row = {program} * BLOCK_ROWS + tl.arange(0, BLOCK_ROWS)[:, None]")
+            writer.line(f"row_mask = row < {rows}")
+        if kernel.divided:
+            split = "program // rows" if kernel.config.rows_near else f"program % {splits}"
+            writer.line(f"split = {split}")
+            if kernel.config.spread:
+                writer.line(f"first = split * {self.block}")
+            else:
+                writer.line("first = split * chunk")
+                writer.line(f"last = tl.minimum(first + chunk, {self.length})")
+        if self.reads_parts:
+            whole = "tl.arange(0, SPLITS)"
+            writer.line(f"part = {whole if self.flat_rows else f'{whole}[None, :]'}")
+
+    def variables(self, levels: Level, writer: Writer) -> None:
+        """Split flattened indices into the positions along their axes."""
+        for variable in self.kernel.variables:
+            if variable.level in levels:
+                writer.line(f"{variable.name} = {position_text(variable, '//')}")
+
+    def tiles(self, sweep: Sweep) -> str:
+        """What a loop over the tiles of a row counts, and through which values."""
+        config, step = self.kernel.config, self.block
+        if sweep.backwards:
+            length = "last - first" if self.kernel.divided else "cols"
+            return f"tile in range(tl.cdiv({length}, {step}) - 1, -1, -1)"
+        first, last = ("first", "last") if self.kernel.divided else ("0", "cols")
+        if self.kernel.divided and config.spread:
+            last, step = "cols", f"SPLITS * {step}"
+        options = [f"num_stages={config.stages}"] if config.stages > 1 else []
+        options += [f"loop_unroll_factor={config.unroll}"] if config.unroll > 1 else []
+        if not options:
+            return f"start in range({first}, {last}, {step})"
+        return f"start in tl.range({first}, {last}, {step}, {', '.join(options)})"
+
+
+def _reads_parts(statement: Stmt) -> bool:
+    """Whether a statement loads what programs that share a row have left."""
+    return isinstance(statement, Load) and any(
+        term.variable == "part" for term in statement.access.terms
+    )
