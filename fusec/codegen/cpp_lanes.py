@@ -32,18 +32,27 @@ class RowLanes(RowPieces):
         if not self.kernel.config.lanes_along_rows:
             Rows.rows(self)
             return
-        line = self.writer.line
+        line, inner = self.writer.line, self.innermost(Level.ROW)
+        if inner is not None:
+            line(f"const fusec::Runs runs(rows, {inner.modulus}, threads);")
         if self.kernel.config.shared:
             line("const fusec::Parts parts(cols, fusec::COLUMN_PART);")
             arguments = "int64_t first, int64_t count, int32_t team"
-            opening = f"parts.each_stretch(rows, threads, [&]({arguments}) {ONCE} {{"
+            each = "each_stretch(rows" if inner is None else "each_run(runs"
+            opening = f"parts.{each}, threads, [&]({arguments}) {ONCE} {{"
             with self.writer.block(opening, "});"):
                 self._stretch()
             return
-        line("const int64_t step = fusec::rows_abreast(rows, threads);")
+        if inner is None:
+            line("const int64_t step = fusec::rows_abreast(rows, threads);")
+            line(PARALLEL)
+            with self.stretches("first", "rows", "step"):
+                line("const int64_t count = fusec::minimum(rows - first, step);")
+                self._stretch()
+            return
         line(PARALLEL)
-        with self.stretches("first", "rows", "step"):
-            line("const int64_t count = fusec::minimum(rows - first, step);")
+        with self.loop("run", "runs.count"):
+            line("const int64_t first = runs.begin(run), count = runs.length(run);")
             self._stretch()
 
     def width(self) -> str:
@@ -52,6 +61,8 @@ class RowLanes(RowPieces):
 
     def _stretch(self) -> None:
         """All statements, for the rows that run side by side."""
+        if self.innermost(Level.ROW) is not None:
+            self.places(Level.ROW, "first")
         pending: list[Stmt] = []
         for position, statement in enumerate(self.kernel.body):
             if not isinstance(statement, Sweep):
@@ -150,9 +161,7 @@ class RowLanes(RowPieces):
 
     def _recall_rows(self, statements: Sequence[Stmt]) -> None:
         used = reads(statements)
-        if self.asks_for_row(statements):
-            self.writer.line("const int64_t row = first + lane;")
-        self.variables(Level.ROW)
+        self.place_of_lane(Level.ROW, "first", statements)
         for name, dtype in self.row_values.items():
             if name in used:
                 self.define(name, dtype, self._remembered(name, dtype))

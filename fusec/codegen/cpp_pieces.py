@@ -41,14 +41,14 @@ class RowPieces(Rows):
         line("const int64_t piece_end = fusec::minimum(piece + fusec::PIECE, col_end);")
         for joint in pieces.joints:
             self.declare(joint.first)
-        self.stretch(pieces.first, "fusec::sweep_part(piece, piece_end")
+        self.stretch(pieces.first, self.sweep_call("piece", "piece_end"))
         for joint in pieces.joints:
             found = joint.first.lanes + (", piece_end - piece" if _is_spread(joint) else "")
             line(f"{_kind(joint)} {joint.name}_piece({found});")
             self.define(joint.base, joint.first.dtype, f"{joint.name}_piece.base()")
         for accumulator in pieces.second.accumulators:
             self.declare(accumulator)
-        self.stretch(pieces.second, "fusec::sweep_part(piece, piece_end", "start + fusec::PIECE")
+        self.stretch(pieces.second, self.sweep_call("piece", "piece_end"), "start + fusec::PIECE")
         for joint in pieces.joints:
             lanes = ", ".join(self.emptied(a) for a in joint.around)
             line(f"{joint.name}_piece.add({lanes});")

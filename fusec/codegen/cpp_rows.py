@@ -69,7 +69,7 @@ class Rows(Statements):
         if not sweep.accumulators:
             self.columns(sweep.body, "col", "cols", next_row=sweep.ahead)
             return
-        self._reduce(sweep, "fusec::sweep(cols")
+        self._reduce(sweep, self.sweep_call("0", "cols"))
         for accumulator in sweep.accumulators:
             self._finish(accumulator, self.emptied(accumulator))
 
@@ -78,6 +78,13 @@ class Rows(Statements):
         for accumulator in sweep.accumulators:
             self.declare(accumulator)
         self.stretch(sweep, call)
+
+    def sweep_call(self, start: str, end: str) -> str:
+        """The beginning of a call that goes over a row, or a part of one, stretch by stretch."""
+        inner = self.innermost(Level.COL)
+        if inner is not None:
+            return f"fusec::sweep_runs({start}, {end}, {inner.modulus}"
+        return f"fusec::sweep({end}" if start == "0" else f"fusec::sweep_part({start}, {end}"
 
     def stretch(self, sweep: Sweep, call: str, next_piece: str = "") -> None:
         """The loops of ``call`` over a stretch of the row; ``next_piece``: where what is fetched
@@ -94,10 +101,11 @@ class Rows(Statements):
             for access in sweep.target:
                 place = self.at_start(access, "row")
                 self.writer.line(f"fusec::prefetch_to_write(&{access.buffer}[{place}]);")
+            if self.innermost(Level.COL) is not None:
+                self.places(Level.COL, "start")
             self.writer.line(SIMD)
             with self.loop("lane", "count"):
-                self.writer.line("const int64_t col = start + lane;")
-                self.variables(Level.COL)
+                self.place_of_lane(Level.COL, "start", sweep.body)
                 self.statements(sweep.body)
             self.write_blocks(sweep.body)
         if carried:
@@ -171,7 +179,7 @@ class Rows(Statements):
             if not sweep.accumulators:
                 self.columns(sweep.body, "col", "col_end", "col_start")
                 return
-            self._reduce(sweep, "fusec::sweep_part(col_start, col_end")
+            self._reduce(sweep, self.sweep_call("col_start", "col_end"))
             self.leave_parts(sweep.accumulators)
         self.join_parts(sweep.accumulators)
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fusec.codegen.cpp_dialect import Cpp
 from fusec.codegen.expr import position_text
@@ -33,7 +33,9 @@ from fusec.codegen.kernel import (
     Store,
     Sweep,
     Term,
+    Variable,
 )
+from fusec.codegen.uses import reads
 from fusec.codegen.writer import Writer
 from fusec.ir.dtypes import DType
 from fusec.ir.ops import OPS, Infix
@@ -110,6 +112,10 @@ class Statements:
         what to fetch of a row further on.
         """
         if not any(isinstance(s, Store) and s.block for s in statements):
+            inner = self.innermost(Level.COL)
+            if inner is not None:
+                self._runs_of_columns(statements, inner, end, start)
+                return
             self.writer.line(SIMD)
             with self.loop(variable, end, start):
                 self.variables(Level.COL)
@@ -130,6 +136,19 @@ class Statements:
                 self.statements(statements)
             self.write_blocks(statements)
 
+    def _runs_of_columns(
+        self, statements: Sequence[Stmt], inner: Variable, end: str, start: str
+    ) -> None:
+        """The same along several axes: a vector loop along the innermost, the others around it."""
+        opening = f"for (int64_t start = {start}, stop; start < {end}; start = stop) {{"
+        with self.writer.block(opening, "}"):
+            self.writer.line(f"stop = fusec::run_end(start, {end}, {inner.modulus});")
+            self.places(Level.COL, "start")
+            self.writer.line(SIMD)
+            with self.loop("lane", "stop - start"):
+                self.place_of_lane(Level.COL, "start", statements)
+                self.statements(statements)
+
     def write_blocks(self, statements: Sequence[Stmt]) -> None:
         for store in statements:
             if isinstance(store, Store) and store.block:
@@ -147,6 +166,31 @@ class Statements:
         return self.writer.block(
             f"for (int64_t {start} = {first}; {start} < {bound}; {start} += {step}) {{", "}"
         )
+
+    def innermost(self, level: Level) -> Variable | None:
+        """The place along the innermost of several axes; None where there is one axis."""
+        found = (v for v in self.kernel.variables if v.level is level and not v.divisors)
+        return next((v for v in found if v.modulus), None)
+
+    def places(self, level: Level, start: str) -> None:
+        """Where lanes begin on several axes; they differ along the innermost only."""
+        inner = self.innermost(level)
+        for variable in self.kernel.variables:
+            if variable.level is level:
+                text = position_text(replace(variable, base=start), "/")
+                name = f"{variable.name}_{start}" if variable is inner else variable.name
+                self.writer.line(f"const int64_t {name} = {text};")
+
+    def place_of_lane(self, level: Level, start: str, statements: Sequence[Stmt]) -> None:
+        """Where a lane is that runs ``statements``: :meth:`places` said the rest of the axes."""
+        side, inner = "row" if level is Level.ROW else "col", self.innermost(level)
+        derived = inner is None and any(v.level is level for v in self.kernel.variables)
+        if derived or level is Level.COL or side in reads(statements):
+            self.writer.line(f"const int64_t {side} = {start} + lane;")
+        if inner is None:
+            self.variables(level)
+        else:
+            self.writer.line(f"const int64_t {inner.name} = {inner.name}_{start} + lane;")
 
     def variables(self, level: Level) -> None:
         for variable in self.kernel.variables:

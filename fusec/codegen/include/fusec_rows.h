@@ -36,6 +36,19 @@ FUSEC_INLINE int64_t rows_abreast(int64_t rows, int64_t threads) {
   return share < LANES ? LANES : minimum(share, ABREAST);
 }
 
+// The same where the rows are several axes: runs of rows side by side, none of which goes beyond the
+// innermost axis, `inner` rows long.
+struct Runs {
+  int64_t inner, step, blocks, count;
+  Runs(int64_t rows, int64_t inner, int64_t threads) : inner(inner) {
+    step = rows_abreast(inner, rows > inner ? 1 : threads);
+    blocks = (inner + step - 1) / step;
+    count = inner > 0 ? rows / inner * blocks : 0;
+  }
+  FUSEC_INSTANCE int64_t begin(int64_t run) const { return run / blocks * inner + run % blocks * step; }
+  FUSEC_INSTANCE int64_t length(int64_t run) const { return minimum(step, inner - run % blocks * step); }
+};
+
 // A number that the compiler knows.
 template <int64_t N>
 struct Several {
@@ -67,6 +80,34 @@ FUSEC_INLINE void sweep_part(int64_t begin, int64_t end, const Body& body, const
   for (int64_t block = begin; block < end; block += 64 * LANES) {
     sweep_part(block, end - block < 64 * LANES ? end : block + 64 * LANES, body);
     carry();
+  }
+}
+
+// Where the innermost of several axes, `inner` columns long, ends next, if not `end` comes first.
+FUSEC_INLINE int64_t run_end(int64_t start, int64_t end, int64_t inner) {
+  return minimum(end, start - start % inner + inner);
+}
+
+// Stretches of which none goes beyond the innermost of several axes, `inner` columns long.
+template <class Body>
+FUSEC_INLINE void sweep_runs(int64_t begin, int64_t end, int64_t inner, const Body& body) {
+  for (int64_t start = begin, stop; start < end; start = stop) {
+    stop = run_end(start, end, inner);
+    sweep_part(start, stop, body);
+  }
+}
+
+template <class Body, class Carry>
+FUSEC_INLINE void sweep_runs(int64_t begin, int64_t end, int64_t inner, const Body& body,
+                             const Carry& carry) {
+  int64_t added = 0;  // numbers to a lane since the last carry
+  for (int64_t start = begin, stop; start < end; start = stop) {
+    stop = run_end(minimum(start, end), minimum(end, start + 64 * LANES), inner);
+    sweep_part(start, stop, body);
+    added += (stop - start + LANES - 1) / LANES;
+    if (added < 64 && stop < end) continue;
+    carry();
+    added = 0;
   }
 }
 
@@ -117,6 +158,19 @@ struct Parts {
     for (int64_t first = 0; first < rows; first += ABREAST) {
       body(first, minimum(rows - first, ABREAST), 1);
     }
+  }
+
+  // The same for runs of rows.
+  template <class Body>
+  void each_run(const Runs& runs, int32_t threads, const Body& body) const {
+    if (runs.count < minimum((int64_t)threads, count)) {
+      for (int64_t run = 0; run < runs.count; ++run) {
+        body(runs.begin(run), runs.length(run), threads);
+      }
+      return;
+    }
+#pragma omp parallel for num_threads(threads) schedule(static)
+    for (int64_t run = 0; run < runs.count; ++run) body(runs.begin(run), runs.length(run), 1);
   }
 };
 
