@@ -54,7 +54,9 @@ def prefer_cuda(
         return "threads that exchange little reduce a row several times"
     if columns > PREFERRED_COLUMNS[1] and alone and even and width <= 2 and not read:
         return None if _rows_share(accesses, arrangement) else LOOPED
-    if not even and _least_uneven(read, width, alone) <= columns <= PREFERRED_COLUMNS[1]:
+    halves = columns * width % (VECTOR_BYTES // 2) == 0 and _rows_share(accesses, arrangement)
+    least = _least_uneven(read, width, alone and not halves)
+    if not even and least <= columns <= PREFERRED_COLUMNS[1]:
         return "rows of odd length begin between wide loads, which Triton then does not use"
     if not even or not PREFERRED_COLUMNS[0] < columns <= PREFERRED_COLUMNS[1]:
         return None
@@ -67,7 +69,10 @@ def prefer_cuda(
 
 
 def _least_uneven(read: bool, width: int, alone: bool) -> int:
-    """How many columns rows have at least that are too many for single elements."""
+    """How many columns rows have at least that are too many for single elements. ``alone``: neither
+    sums over rows come along, which Triton takes, nor weights that lie across the vectors of rows
+    where Triton's threads load 8 bytes of each.
+    """
     if not alone:
         return PREFERRED_COLUMNS[0] + 1
     return UNEVEN_READ_COLUMNS_16 if read and width <= 2 else UNEVEN_COLUMNS

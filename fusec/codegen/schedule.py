@@ -117,7 +117,7 @@ def _of_rows(
     """A kernel that reduces. ``alone``: it is for one row, and never for more."""
     if rows_contiguous(arrangement):
         one = _of_one(accesses, arrangement)
-        config = columns(accesses, arrangement, wide, single and not one)
+        config = columns(accesses, arrangement, wide, single and not one, not single)
         return summed_columns(config, accesses, arrangement) if single and one else config
     config = _rows(accesses, arrangement, wide, alone)
     if config.resident:

@@ -132,11 +132,16 @@ def _summed_short(config: Config, across: int, along: int) -> Config:
 
 
 def columns(
-    accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool, computes: bool
+    accesses: tuple[Operand, ...],
+    arrangement: Arrangement,
+    wide: bool,
+    computes: bool,
+    joins: bool = False,
 ) -> Config:
     """Reductions along a strided axis. Tiles are as long in memory as fills the GPU. ``computes``:
     sums of what is made of several operands, or written too, for which a thread takes fewer
-    elements: their code is as long as they are many.
+    elements: their code is as long as they are many. ``joins``: reductions that wait for others,
+    as a variance for a mean.
     """
     written = any(o.kind == "root" and is_tile(k, arrangement) for k, o in enumerate(accesses))
     across, along = arrangement.rows, arrangement.cols  # contiguous, reduced
@@ -151,12 +156,15 @@ def columns(
             warps = 4 if across % 8 else 1
     else:
         rows, cols, warps = (128, 16, 2) if narrow and across >= 32768 else (64, 64, 2)
-        if written and across <= JOINED_ACROSS:
-            rows = min(64, cover(across, 1))
+        if across <= 64 and written:  # a single program beside the splits
+            rows = cover(across, 1)
             cols, warps = 16384 // rows, 8
-        elif across <= 64:  # a single program or two beside the splits
+        elif across <= 64 and joins:  # or two, since a tile at a time is joined to what was seen
             rows = min(32, cover(across, 1))
             cols, warps = 4096 // rows, 4
+        elif across <= 64:
+            rows = cover(across, 1)
+            cols, warps = 4096 // rows, 8
         elif len(arrangement.row_sizes) > 1:  # rows end inside a tile
             rows, cols, warps = 64, 32, 4
         elif across % 8:  # loads of one element
@@ -166,7 +174,7 @@ def columns(
         elif computes:
             rows, cols, warps = 64, 32, 8
         # Where results are written, each program joins all parts that others have left.
-        busy = 4 if written and across <= JOINED_ACROSS else 2
+        busy = 4 if across <= 64 and (written or not joins) else 2
         splits = splits_of(busy * -(-across // rows), along, 4 * cols)
     return Config(
         rows,

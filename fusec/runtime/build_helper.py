@@ -40,7 +40,7 @@ _LOOK = 1.0  # seconds between looks at whether the parent is there
 def program_of(data: dict[str, Any]) -> TritonProgram:
     """The program of a message."""
     pairs = {k: tuple(tuple(pair) for pair in data[k]) for k in ("signature", "constants")}
-    sets = {k: frozenset(data[k]) for k in ("divisible_by_16", "divisible_by_8")}
+    sets = {k: frozenset(data[k]) for k in data if k.startswith("divisible_by_")}
     return TritonProgram(**{**data, **pairs, **sets})
 
 

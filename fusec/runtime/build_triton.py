@@ -72,6 +72,7 @@ class TritonProgram:
     constants: tuple[tuple[str, int], ...] = ()
     divisible_by_16: frozenset[str] = frozenset()
     divisible_by_8: frozenset[str] = frozenset()  # enough for wide loads of 16-bit elements
+    divisible_by_4: frozenset[str] = frozenset()  # and of 32-bit ones, and for half of such loads
     num_warps: int = 4
     num_stages: int = 3
     registers: int = 0  # the most a thread may hold, 0 as the compiler likes
@@ -196,6 +197,7 @@ def key_of(program: TritonProgram, target: Target) -> str:
             "constants": repr(program.constants),
             "divisible": repr(sorted(program.divisible_by_16)),
             "divisible by 8": repr(sorted(program.divisible_by_8)),
+            "divisible by 4": repr(sorted(program.divisible_by_4)),
             "recipe": "may flush",  # changes with the options that _run_triton passes
             "options": f"{program.num_warps} {program.num_stages} {program.registers}",
             "floats": f"fused {program.fp_fusion} flushed {program.flushes}",
@@ -314,13 +316,14 @@ def _run_triton(program: TritonProgram, target: Target, path: Path) -> Any:
             hint="start Python without TRITON_INTERPRET",
         )
     position = {name: index for index, (name, _) in enumerate(program.signature)}
+    by_4, by_8, by_16 = program.divisible_by_4, program.divisible_by_8, program.divisible_by_16
     source = ASTSource(
         fn=function,
         signature=dict(program.signature),
         constexprs={(position[name],): value for name, value in program.constants},
         attrs={
             (position[name],): [["tt.divisibility", factor]]
-            for factor, names in ((8, program.divisible_by_8), (16, program.divisible_by_16))
+            for factor, names in ((4, by_4), (8, by_8), (16, by_16))
             for name in sorted(names, key=position.__getitem__)
         },
     )

@@ -48,6 +48,7 @@ def triton_program(
         constants=tuple(fixed.items()),
         divisible_by_16=aligned | divisible(kernel, sizes, 16),
         divisible_by_8=divisible(kernel, sizes, 8) - divisible(kernel, sizes, 16),
+        divisible_by_4=divisible(kernel, sizes, 4) - divisible(kernel, sizes, 8),
         num_warps=kernel.config.warps,
         num_stages=kernel.config.stages,
         registers=kernel.config.registers,

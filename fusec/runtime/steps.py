@@ -274,8 +274,8 @@ def _code_key(wiring: Wiring, position: int, laid: LaidOut, part: int) -> tuple[
 
     kernel = _kernel(wiring.special, position, laid, part)
     sizes = _sizes(wiring, laid, kernel)
-    by_16, by_8 = divisible(kernel, sizes, 16), divisible(kernel, sizes, 8)
-    return (*key, by_16 | _near(wiring, kernel), by_8 - by_16)
+    by_16, by_8, by_4 = (divisible(kernel, sizes, factor) for factor in (16, 8, 4))
+    return (*key, by_16 | _near(wiring, kernel), by_8 - by_16, by_4 - by_8)
 
 
 def _code(wiring: Wiring, position: int, laid: LaidOut, part: int) -> Code:

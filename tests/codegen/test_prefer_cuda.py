@@ -77,6 +77,14 @@ def test_two_rows_that_are_added_up(columns: int, cuda: bool) -> None:
     assert ("CUDA C++ on a GPU" in norm.show("plan", x, x, w)) == cuda
 
 
+@pytest.mark.parametrize(("columns", "cuda"), [(33, True), (100, False), (513, True), (1028, True)])
+def test_weights_across_vectors(columns: int, cuda: bool) -> None:
+    """Triton's threads load 8 bytes of rows of 100 elements, and of weights that all rows share."""
+    x, w = (torch.empty(*s, columns, dtype=torch.bfloat16, device="meta") for s in ((64,), ()))
+    plan = fusec.compile("layer_norm(x, w, w)").show("plan", x, w)
+    assert ("CUDA C++ on a GPU" in plan) == cuda
+
+
 def test_long_rows_that_share_weights_stay() -> None:
     x, w = (torch.empty(*s, 1 << 22, dtype=torch.bfloat16, device="meta") for s in ((8,), ()))
     assert "CUDA C++ on a GPU" not in fusec.compile("rms_norm(x, w)").show("plan", x, w)

@@ -138,7 +138,8 @@ def test_without_a_cache_it_uses_the_private_one() -> None:
 
 
 def test_a_message_has_all_of_a_program() -> None:
-    program = add_program(divisible_by_8=frozenset({"n"}), num_stages=2, fp_fusion=True)
+    even = {"divisible_by_8": frozenset({"n"}), "divisible_by_4": frozenset({"m"})}
+    program = add_program(**even, num_stages=2, fp_fusion=True)
     reading, writing = os.pipe()
     with os.fdopen(reading, "rb", buffering=0) as there, os.fdopen(writing, "wb") as here:
         send(here, {"program": build_triton.as_data(program)})

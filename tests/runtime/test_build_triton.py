@@ -1,5 +1,6 @@
 """Ahead-of-time compilation for every target, its cache, and its errors."""
 
+import re
 import subprocess
 import sys
 import textwrap
@@ -80,6 +81,23 @@ def test_divisibility_gives_vector_loads() -> None:
     assert "ld.global.v4" not in str(narrow)
 
 
+@pytest.mark.parametrize(
+    ("columns", "dtype", "loads"),
+    [
+        (96, torch.bfloat16, "v4.b32"),
+        (104, torch.bfloat16, "v4.b32"),
+        (100, torch.bfloat16, "v2.b32"),
+        (101, torch.bfloat16, "b16"),
+        (100, torch.float32, "v4.b32"),
+        (101, torch.float32, "b32"),
+    ],
+)
+def test_loads_are_as_wide_as_rows_allow(columns: int, dtype: torch.dtype, loads: str) -> None:
+    x = torch.empty(4096, columns, dtype=dtype, device="meta")
+    ptx = fusec.compile("softmax(x)", backend="triton").show("ptx", x, target="sm_90")
+    assert set(re.findall(r"ld\.global\.([\w.]+)", ptx)) == {loads}
+
+
 def test_options_reach_the_compiler() -> None:
     assert compile_for("sm_90", add_program(num_warps=8)).num_threads == 256
     fused = compile_for("sm_90", add_program(fp_fusion=True)).stages["ptx"]
@@ -117,6 +135,8 @@ def test_a_warm_process_does_not_import_triton(tmp_path: Path) -> None:
         {"source": ADD + "\n"},
         {"constants": (("BLOCK", 512),)},
         {"divisible_by_16": frozenset({"x"})},
+        {"divisible_by_8": frozenset({"n"})},
+        {"divisible_by_4": frozenset({"n"})},
         {"num_warps": 8},
         {"num_stages": 2},
         {"fp_fusion": True},
