@@ -61,6 +61,8 @@ def describe(kernel: Kernel) -> str:
             f"{', read again' if config.reread else ''}"
             f"{', in parts' if config.shared else ''}"
         )
+        if kernel.divided and config.fold > 1:
+            writer.line(f"{config.fold} columns, one behind the other in memory, taken as one")
         if kernel.waits:
             writer.line("begins while the kernel before it ends, and waits for it")
         if config.lanes > 1 or config.vectors > 1:

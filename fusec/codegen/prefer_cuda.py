@@ -54,8 +54,8 @@ def prefer_cuda(
         return "threads that exchange little reduce a row several times"
     if columns > PREFERRED_COLUMNS[1] and alone and even and width <= 2 and not read:
         return None if _rows_share(accesses, arrangement) else LOOPED
-    halves = columns * width % (VECTOR_BYTES // 2) == 0 and _rows_share(accesses, arrangement)
-    least = _least_uneven(read, width, alone and not halves)
+    wide = columns % 4 == 0 and _rows_share(accesses, arrangement)
+    least = _least_uneven(read, width, alone and not wide)
     if not even and least <= columns <= PREFERRED_COLUMNS[1]:
         return "rows of odd length begin between wide loads, which Triton then does not use"
     if not even or not PREFERRED_COLUMNS[0] < columns <= PREFERRED_COLUMNS[1]:
@@ -71,7 +71,7 @@ def prefer_cuda(
 def _least_uneven(read: bool, width: int, alone: bool) -> int:
     """How many columns rows have at least that are too many for single elements. ``alone``: neither
     sums over rows come along, which Triton takes, nor weights that lie across the vectors of rows
-    where Triton's threads load 8 bytes of each.
+    where Triton's threads load four elements of each.
     """
     if not alone:
         return PREFERRED_COLUMNS[0] + 1

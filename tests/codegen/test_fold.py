@@ -65,6 +65,12 @@ def test_stretches_come_to_the_same(text: str, rows: int, cols: int, dtype: torc
     assert config_of(text, plain(rows, cols, KINDS[dtype])).fold > 1
 
 
+def test_a_kernel_says_so() -> None:
+    x = torch.empty(4096, 33, dtype=torch.bfloat16, device="meta")
+    text = fusec.compile("sum(x, axis=0)").show("kernel", x)
+    assert text.count("16 columns, one behind the other in memory, taken as one") == 1
+
+
 @pytest.mark.parametrize("left", range(9))
 def test_what_fills_no_stretch_counts(left: int) -> None:
     x = torch.ones(1024 + left, 33)

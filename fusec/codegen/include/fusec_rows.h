@@ -102,7 +102,7 @@ FUSEC_INLINE void sweep_runs(int64_t begin, int64_t end, int64_t inner, const Bo
                              const Carry& carry) {
   int64_t added = 0;  // numbers to a lane since the last carry
   for (int64_t start = begin, stop; start < end; start = stop) {
-    stop = run_end(minimum(start, end), minimum(end, start + 64 * LANES), inner);
+    stop = run_end(start, minimum(end, start + 64 * LANES), inner);
     sweep_part(start, stop, body);
     added += (stop - start + LANES - 1) / LANES;
     if (added < 64 && stop < end) continue;
