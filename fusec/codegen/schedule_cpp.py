@@ -16,8 +16,10 @@ STREAM_STRETCH = 1024  # bytes; shorter ones would be half of lines
 # kernel that has fetched the next row while it reduced this one does nothing else, and many pay.
 STREAM_BLOCK, STREAM_ROW_BLOCK = 128, 1024
 # Columns of so few that it is the rows that fill a CPU's vectors, and bytes of a row of a result: a
-# vector writes rows element by element.
-SHORT_ROW, SHORT_BYTES = 16, 32
+# vector writes rows element by element. Of rows that are only read, or end between vectors, which
+# computes what is left one by one, there may be more.
+SHORT_ROW, SHORT_BYTES, LANE_ROW, VECTOR = 16, 64, 64, 16
+CARRYING_BYTES = 32  # where sums over the rows could come along, which lanes do not take
 # What is so long is reduced in parts by a CPU: elements below each other, and a row that a core's
 # second cache may not hold from one sweep to the next, and not beside the next row. Reductions that
 # wait for one another then take such a row in pieces that the first cache holds.
@@ -33,13 +35,16 @@ def choose_cpp(
     arrangement: Arrangement,
     sweeps: int,
     in_pieces: int,
+    carries: bool = False,
 ) -> Config:
     """The Config of a C++ kernel: which axis the lanes run along, whether loops go in tiles,
     whether long reductions go in parts, those of long rows in pieces, and whether results pass by
-    the caches. ``sweeps``: how many reduce, one after the other, and how many do ``in_pieces``.
+    the caches. ``sweeps``: how many reduce, one after the other, and how many do ``in_pieces``;
+    ``carries``: sums over the rows are to come along.
     """
-    short = arrangement.cols <= SHORT_ROW and _row_bytes(accesses, arrangement) <= SHORT_BYTES
-    along = form is Form.ROWS and (short or rows_contiguous(arrangement))
+    along = form is Form.ROWS and (
+        _is_short(accesses, arrangement, carries) or rows_contiguous(arrangement)
+    )
     long = arrangement.cols >= (SHARED_COLUMN if along else SHARED_ROW)
     side = CPU_TILE if form is Form.TILE and _turned(arrangement) else 1
     stream = not along and _is_large(accesses, arrangement)
@@ -70,6 +75,14 @@ def _is_large(accesses: tuple[Operand, ...], arrangement: Arrangement) -> bool:
     width = max((accesses[k].node.dtype.itemsize for k in full), default=0)
     stretch = arrangement.cols * width
     return stretch * arrangement.rows >= STREAM_BYTES and stretch >= STREAM_STRETCH
+
+
+def _is_short(accesses: tuple[Operand, ...], arrangement: Arrangement, carries: bool) -> bool:
+    """Whether rows are so short that they are lanes."""
+    columns, written = arrangement.cols, _row_bytes(accesses, arrangement)
+    if columns <= SHORT_ROW:
+        return written <= (CARRYING_BYTES if carries else SHORT_BYTES)
+    return not carries and columns < LANE_ROW and (not written or columns % VECTOR != 0)
 
 
 def _row_bytes(accesses: tuple[Operand, ...], arrangement: Arrangement) -> int:

@@ -264,7 +264,8 @@ def lay_out(
     apart = sweeps_of(region, ())
     if backend == "cpp":
         joined = sweeps_of(region, CPP.online)
-        config = schedule_cpp.choose_cpp(form, accesses, arrangement, apart, joined)
+        carries = bool(region.columns)
+        config = schedule_cpp.choose_cpp(form, accesses, arrangement, apart, joined, carries)
     elif backend == "cuda":
         even = [_begins_even(special, operand, where.aligned) for operand in accesses]
         config = schedule_cuda.choose_cuda(

@@ -8,12 +8,13 @@ from __future__ import annotations
 import inspect
 import json
 import math
+import random
 import subprocess
 import sys
 import tempfile
 import textwrap
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median, quantiles
@@ -86,8 +87,8 @@ def time_in_turns(
         if number >= fewest_rounds and spent > seconds:
             break
         progress(min(1.0, max(spent / max(seconds, 1e-9), number / _MOST_ROUNDS)))
-        for name, call in calls.items():
-            samples[name].append(once(name, call))
+        for name in _order(calls, number):
+            samples[name].append(once(name, calls[name]))
     return {name: _timing(taken) for name, taken in samples.items()}
 
 
@@ -112,11 +113,11 @@ def steps_in_turns(
     for number in range(_MOST_ROUNDS):
         if number >= fewest_rounds and time.perf_counter() - start > seconds:
             break
-        for name, step in steps.items():
+        for name in _order(steps, number):
             _synchronize(place)
             begin = time.perf_counter()
             for _ in range(in_a_row):
-                step()
+                steps[name]()
             _synchronize(place)
             samples[name].append((time.perf_counter() - begin) * 1e3 / in_a_row)
     return {name: _timing(taken) for name, taken in samples.items()}
@@ -142,8 +143,9 @@ def host_in_turns(
         for _ in range(5):
             call()
     samples: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(rounds):
-        for name, call in calls.items():
+    for number in range(rounds):
+        for name in _order(calls, number):
+            call = calls[name]
             _synchronize(place)
             for _ in range(_HOST_CALLS):
                 start = time.perf_counter()
@@ -193,6 +195,15 @@ def first_call(prepare: str, body: str, again: bool = True) -> FirstCall:
         script.write_text(child_script(prepare, body), encoding="utf-8")
         cold = _run_child(script, caches)
         return FirstCall(cold, _run_child(script, caches) if again else math.nan)
+
+
+def _order(names: Iterable[str], number: int) -> list[str]:
+    """In which order a round goes, the same in every run: were it the same in every round, one
+    would always follow the same other, whose threads may be awake for some milliseconds more.
+    """
+    found = list(names)
+    random.Random(number).shuffle(found)
+    return found
 
 
 def _warm_up(call: Callable[[], object], device: torch.device, seconds: float) -> None:

@@ -43,19 +43,28 @@ def test_largest_error_of_several_outputs_and_wrong_shapes() -> None:
 def test_contenders_take_turns() -> None:
     order: list[str] = []
     calls = {name: (lambda name=name: order.append(name)) for name in ("a", "b", "c")}
-    taken = timing.time_in_turns(calls, "cpu", seconds=0.0)
+    taken = timing.time_in_turns(calls, "cpu", seconds=0.0, fewest_rounds=20)
     assert set(taken) == {"a", "b", "c"}
-    assert taken["a"].samples == 5
-    assert order[-15:] == ["a", "b", "c"] * 5
+    assert taken["a"].samples == 20
+    rounds = ["".join(order[-60 + k : -57 + k or None]) for k in range(0, 60, 3)]
+    assert all(set(names) == set("abc") for names in rounds)
+    before = {pair for names in rounds for pair in (names[:2], names[1:])}
+    assert len(before) == 6  # each comes right behind each of the others at some time
+    again: list[str] = []
+    calls = {name: (lambda name=name: again.append(name)) for name in ("a", "b", "c")}
+    timing.time_in_turns(calls, "cpu", seconds=0.0, fewest_rounds=20)
+    assert again[-60:] == order[-60:]
 
 
 def test_host_time_is_taken_in_turns() -> None:
     order: list[str] = []
     calls = {"a": lambda: order.append("a"), "b": lambda: order.append("b")}
-    taken = timing.host_in_turns(calls, "cpu", rounds=2)
+    taken = timing.host_in_turns(calls, "cpu", rounds=6)
     assert set(taken) == {"a", "b"}
     turns = "".join(order)
-    assert turns == "a" * 5 + "b" * 5 + ("a" * 20 + "b" * 20) * 2
+    assert turns[:10] == "a" * 5 + "b" * 5
+    rounds = {turns[k : k + 40] for k in range(10, 250, 40)}
+    assert rounds == {"a" * 20 + "b" * 20, "b" * 20 + "a" * 20}
 
 
 def test_another_librarys_results_are_compared_as_tensors() -> None:
