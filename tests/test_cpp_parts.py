@@ -13,7 +13,7 @@ import torch
 
 import fusec
 from fusec import settings
-from fusec.codegen.schedule_cpp import SHARED_COLUMN, SHARED_ROW, SHORT_ROW
+from fusec.codegen.schedule_cpp import LANE_ROW, SHARED_COLUMN, SHARED_ROW, SHORT_ROW
 from fusec.runtime.build_cpp import find_compiler
 
 # Without a compiler there is no C++ backend, and nothing of it to test; .ci/run installs one.
@@ -87,10 +87,22 @@ def test_stretches_of_columns(formula: str, columns: int) -> None:
 
 
 @pytest.mark.parametrize("formula", FORMULAS)
-@pytest.mark.parametrize("cols", [1, 2, 3, 8, SHORT_ROW, SHORT_ROW + 1])
+@pytest.mark.parametrize("cols", [1, 2, 3, 8, SHORT_ROW, SHORT_ROW + 1, 31, LANE_ROW - 1, LANE_ROW])
 def test_short_rows(formula: str, cols: int) -> None:
     for rows in (1, 2, 67, 2051):
         check(formula, numbers(rows, cols), -1)
+
+
+def test_which_rows_are_lanes() -> None:
+    def lanes(formula: str, cols: int, dtype: torch.dtype = torch.float32) -> bool:
+        x = torch.empty(100, cols, dtype=dtype)
+        return "fusec::ABREAST" in fusec.compile(formula, backend="cpp").show("cpp", x)
+
+    assert [cols for cols in range(14, 67) if lanes("sum(x)", cols)] == list(range(14, 64))
+    written = [cols for cols in range(14, 67) if lanes("softmax(x)", cols)]
+    assert written == [cols for cols in range(14, 64) if cols not in (32, 48)]
+    assert lanes("softmax(x)", 8, torch.float64)
+    assert not lanes("softmax(x)", 16, torch.float64)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float64])
