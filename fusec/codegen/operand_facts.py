@@ -60,5 +60,9 @@ def cover(columns: int, least: int | None = None) -> int:
 
 def splits_of(programs: int, length: int, least: int) -> int:
     """How many programs share a reduction: enough to fill the GPU, of ``least`` elements each."""
-    wanted = min(FULL_GRID // programs, length // least)
-    return 1 if wanted < 2 else 1 << (wanted.bit_length() - 1)
+    return power_of_two(min(FULL_GRID // programs, length // least))
+
+
+def power_of_two(count: int) -> int:
+    """The largest that is no more than ``count``, and 1 at least."""
+    return 1 << max(0, count.bit_length() - 1)

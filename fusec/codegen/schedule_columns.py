@@ -14,6 +14,7 @@ from fusec.codegen.operand_facts import (
     SMALLEST_BLOCK,
     cover,
     is_tile,
+    power_of_two,
     splits_of,
     widest,
 )
@@ -66,9 +67,9 @@ def _long_stretch(stretch: int, stretches: int, width: int, most: int) -> Config
     """One vector of a stretch after the other, by many programs. ``width``: bytes of an element in
     all operands together; ``most``: parts of a stretch.
     """
-    rows = LONG_BYTES // _power_of_two(width)
+    rows = LONG_BYTES // power_of_two(width)
     wanted = min(most, LONG_PROGRAMS // -(-stretch // rows), stretches // LEAST_TURNS)
-    return Config(rows, 1, STRETCH_WARPS, unroll=LONG_UNROLL, splits=_power_of_two(wanted))
+    return Config(rows, 1, STRETCH_WARPS, unroll=LONG_UNROLL, splits=power_of_two(wanted))
 
 
 def _short_stretch(stretch: int, stretches: int, width: int, most: int) -> Config:
@@ -80,13 +81,8 @@ def _short_stretch(stretch: int, stretches: int, width: int, most: int) -> Confi
     if wanted >= 2 * most:  # more parts than one program joins: fewer programs with more to do
         cols, warps = cols * (2 if 2 * staged <= STAGED_BYTES else 1), 2 * warps
     stages = max(1, min(SHARE_STAGES, STAGED_BYTES // (rows * cols * width)))
-    splits = _power_of_two(min(most, wanted, stretches // cols))
+    splits = power_of_two(min(most, wanted, stretches // cols))
     return Config(rows, cols, warps, stages=stages, splits=splits)
-
-
-def _power_of_two(count: int) -> int:
-    """The largest that is no more than ``count``, and 1 at least."""
-    return 1 << max(0, count.bit_length() - 1)
 
 
 def summed_columns(

@@ -64,12 +64,9 @@ TRAINED = (
 
 # What lies in a few columns, which tiles made for many would mostly leave empty.
 NARROW = (
-    Operation("softmax", "softmax(x)", "x=RxC"),
-    Operation("layer_norm", "layer_norm(x, w, b)", "x=RxC w=C b=C"),
-    Operation("row_sum", "sum(x)", "x=RxC"),
+    *(o for o in ROWS if o.name in ("softmax", "layer_norm", "row_sum", "column_sum")),
     Operation("scale_columns", "x * w", "x=RxC w=C"),
     Operation("scale_rows", "x * w", "x=RxC w=Rx1"),
-    Operation("column_sum", "sum(x, axis=0)", "x=RxC", part=-1),
     Operation("column_variance", "var(x, axis=0)", "x=RxC", part=-1),
     Operation("column_softmax", "softmax(x, axis=0)", "x=RxC", part=-1),
 )
