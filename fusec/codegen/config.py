@@ -52,7 +52,8 @@ class Config:
     edges: bool = False  # threads take the elements outside whole vectors of a row one by one
     across: tuple[int, ...] = ()  # operands whose whole vectors lie across those of memory
     full: int = 0  # vectors of a thread that are inside its row whatever the row; the others may be
-    apart: bool = False  # whole tiles of a looped row have a loop of their own, without masks
+    # Whole tiles have code of their own, without masks: those of a looped row, or of a flat index.
+    apart: bool = False
     narrow: tuple[int, ...] = ()  # operands that cannot be moved as whole vectors
     lead: int | None = None  # the operand whose rows begin between vectors, as those of others do
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fusec.codegen.expr import position_text
 from fusec.codegen.kernel import (
     Access,
     Accumulate,
@@ -20,6 +21,7 @@ from fusec.codegen.kernel import (
     Expr,
     Fetch,
     Forget,
+    Form,
     Keep,
     Kernel,
     Let,
@@ -61,6 +63,10 @@ def describe(kernel: Kernel) -> str:
             f"{', read again' if config.reread else ''}"
             f"{', in parts' if config.shared else ''}"
         )
+        for variable in kernel.variables:
+            writer.line(f"index {variable.name} = {position_text(variable, '//')}")
+        if kernel.form is Form.FLAT and config.apart:
+            writer.line("all tiles but the last without masks")
         if kernel.divided and config.fold > 1:
             writer.line(f"{config.fold} columns, one behind the other in memory, taken as one")
         if kernel.waits:

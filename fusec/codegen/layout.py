@@ -4,6 +4,7 @@ into classes.
 Concrete sizes and strides go in; out comes a :class:`Layout` (hashable, free of numbers, the key of
 a variant) and the numbers that a launch of that variant needs. A stride class is 0 (the operand
 does not span the axis), 1, ``cols`` or ``rows`` (equal to that size) or ``free`` (a parameter).
+:func:`regroup` runs one index through several axes.
 
 May import ``fusec.ir`` and ``fusec.passes.fuse``.
 """
@@ -11,10 +12,12 @@ May import ``fusec.ir`` and ``fusec.passes.fuse``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusec.ir.node import Dim, Node, Shape, toposort
 from fusec.passes.fuse import Region
+
+WHOLE = "whole"  # the class, along the last of several axes, of what lies as their index runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +45,11 @@ class Layout:
     cols: tuple[tuple[int, ...], ...]
     strides: tuple[tuple[int | str, ...], ...]
     gather: tuple[int | str, ...]  # the class of each operand's gathered stride, 0 for the others
+
+    @property
+    def flattened(self) -> bool:
+        """Whether one index runs through several axes."""
+        return any(strides and strides[-1] == WHOLE for strides in self.strides)
 
 
 @dataclass(frozen=True, slots=True)
@@ -252,6 +260,52 @@ def _classify(
     layout = Layout(tuple(row_groups), tuple(col_groups), tuple(classes), gather)
     return Arrangement(
         layout, row_sizes, col_sizes, tuple(numbers), gather_strides, lengths, span_end
+    )
+
+
+def regroup(
+    arrangement: Arrangement, accesses: Sequence[Operand], rows: int, factor: int = 1
+) -> Arrangement | None:
+    """Of an elementwise region the first ``rows`` axes as rows and all others as columns. With a
+    ``factor`` the last of those rows are taken so many at a time, which are columns too.
+
+    What varies along all axes lies as one index runs through the columns; of the rest positions are
+    found by division. None where something that varies along all lies otherwise.
+    """
+    groups = [*arrangement.layout.rows, *arrangement.layout.cols]
+    sizes = [*arrangement.row_sizes, *arrangement.col_sizes]
+    strides = [list(numbers) for numbers in arrangement.strides]
+    classes = [list(own) for own in arrangement.layout.strides]
+    steps = [_product(sizes[k + 1 :]) for k in range(len(sizes))]
+    whole = [all(own) and o.kind != "gather" for o, own in zip(accesses, classes, strict=True)]
+    if any(w and numbers != steps for w, numbers in zip(whole, strides, strict=True)):
+        return None
+    if factor > 1:
+        last = rows - 1
+        groups.insert(last, groups[last])
+        sizes[last : last + 1] = [sizes[last] // factor, factor]
+        for numbers, own in zip(strides, classes, strict=True):
+            numbers.insert(last, numbers[last] * factor)
+            own.insert(last, own[last] and "free")
+    columns = len(sizes) - rows
+    for k, own in enumerate(classes):
+        named: list[int | str] = ["free" if isinstance(c, str) else c for c in own]
+        if whole[k]:
+            named[rows:] = [*[0] * (columns - 1), WHOLE]
+            named[:rows] = ["cols"] if rows == 1 else named[:rows]
+        classes[k] = named
+    layout = replace(
+        arrangement.layout,
+        rows=tuple(groups[:rows]),
+        cols=tuple(groups[rows:]),
+        strides=tuple(tuple(own) for own in classes),
+    )
+    return replace(
+        arrangement,
+        layout=layout,
+        row_sizes=tuple(sizes[:rows]),
+        col_sizes=tuple(sizes[rows:]),
+        strides=tuple(tuple(numbers) for numbers in strides),
     )
 
 

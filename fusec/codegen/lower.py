@@ -31,6 +31,7 @@ from fusec.codegen.kernel import (
     Sweep,
     Term,
 )
+from fusec.codegen.layout import WHOLE
 from fusec.codegen.pairs import reductions_of, runs_along, sweeps_of
 from fusec.codegen.sweeps import Sweeps
 from fusec.codegen.values import Values
@@ -161,12 +162,14 @@ def _header(values: Values) -> tuple[str, ...]:
     ]
     facts = [f"reads {reads}"] if reads else []
     facts.append(f"writes {writes}")
+    layout = values.job.layout
     full = Level.COL if values.job.form is Form.FLAT else Level.TILE
     moved = {
         operand.name: values.pointers[operand.name, operand.kind == "root"].storage.itemsize
-        for operand in values.job.accesses
+        for position, operand in enumerate(values.job.accesses)
         if operand.kind != "gather"
         and values.levels[operand.node] == full
+        and (not layout.flattened or layout.strides[position][-1] == WHOLE)
         and (operand.name, operand.kind == "root") in values.touched
     }
     if moved:

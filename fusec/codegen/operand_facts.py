@@ -5,7 +5,7 @@ May import ``codegen.layout``.
 
 from __future__ import annotations
 
-from fusec.codegen.layout import Arrangement, Operand
+from fusec.codegen.layout import WHOLE, Arrangement, Operand
 
 SMALLEST_BLOCK = 64
 # From here on offsets are int64; blocks may overhang by less than 2**20.
@@ -16,6 +16,8 @@ FULL_GRID = 2048  # programs that keep any present GPU busy
 def is_tile(operand: int, arrangement: Arrangement) -> bool:
     """Whether an operand varies along both the rows and the columns, as a row of data does."""
     strides = arrangement.layout.strides[operand]
+    if arrangement.layout.flattened:
+        return strides[-1] == WHOLE
     rows = len(arrangement.layout.rows)
     return any(strides[rows:]) and (any(strides[:rows]) or not rows)
 

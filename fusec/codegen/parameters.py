@@ -19,6 +19,7 @@ from fusec.codegen.kernel import (
     Term,
     Variable,
 )
+from fusec.codegen.layout import WHOLE
 from fusec.codegen.names import Names
 from fusec.ir.dtypes import I32, DType
 from fusec.ir.node import Node
@@ -67,14 +68,21 @@ class Parameters:
     def variable(self, side: str, position: int) -> str:
         """The index variable of merged axis ``position`` on ``side`` ("row" or "col")."""
         groups = self.job.layout.rows if side == "row" else self.job.layout.cols
+        flat = self.job.form is Form.FLAT
         if len(groups) == 1:
-            return "i" if self.job.form is Form.FLAT else side
+            return "i" if flat else side
         if (side, position) not in self.variables:
+            # One index through two axes, or one of several axes on a side.
+            names = ("row", "col") if flat and len(groups) == 2 else ()
+            label = names[position] if names else f"{side}_{position}"
+            size = {k: f"{names[k]}s" if names else f"{side}_size_{k}" for k in range(len(groups))}
             inner = range(position + 1, len(groups))
-            divisors = tuple(self.size(f"{side}_size_{k}", side, k) for k in inner)
-            modulus = self.size(f"{side}_size_{position}", side, position) if position else None
+            divisors = tuple(self.size(size[k], side, k) for k in inner)
+            modulus = self.size(size[position], side, position) if position else None
             level = Level.ROW if side == "row" else Level.COL
-            made = Variable(self.names.user(f"{side}_{position}"), side, divisors, modulus, level)
+            base = "i" if flat else side
+            name = label if names else self.names.user(label)
+            made = Variable(name, base, divisors, modulus, level)
             self.variables[side, position] = made
         return self.variables[side, position].name
 
@@ -84,6 +92,9 @@ class Parameters:
         terms = []
         for axis, stride in enumerate(layout.strides[operand_position]):
             if stride == 0:
+                continue
+            if stride == WHOLE:
+                terms.append(Term("i" if self.job.form is Form.FLAT else "col", 1))
                 continue
             side = "row" if axis < len(layout.rows) else "col"
             position = axis if side == "row" else axis - len(layout.rows)

@@ -56,7 +56,8 @@ def prefer_cuda(
         return None if _rows_share(accesses, arrangement) else LOOPED
     wide = columns % 4 == 0 and _rows_share(accesses, arrangement)
     least = _least_uneven(read, width, alone and not wide)
-    if not even and least <= columns <= PREFERRED_COLUMNS[1]:
+    twice = width > 2 and reductions > 1 and not running
+    if not even and least <= columns and not (twice and columns > PREFERRED_COLUMNS[1]):
         return "rows of odd length begin between wide loads, which Triton then does not use"
     if not even or not PREFERRED_COLUMNS[0] < columns <= PREFERRED_COLUMNS[1]:
         return None

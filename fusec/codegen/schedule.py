@@ -10,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import replace
+from math import prod
 
 from fusec.codegen.kernel import Config, Form
-from fusec.codegen.layout import Arrangement, Operand
+from fusec.codegen.layout import Arrangement, Operand, regroup
 from fusec.codegen.operand_facts import (
     FULL_GRID,
     SMALLEST_BLOCK,
@@ -70,6 +71,10 @@ FETCHING_WARPS, BYTES_PER_FETCHING_WARP = 8, 512
 SHORTEST_BLOCK = 2  # that a row fills, of which a program has many then
 SQUARE = 64  # elements along each side of a tile of which an operand is transposed
 ELEMENTS_PER_PROGRAM = 2048  # of 16 bits; half as many of 32
+VECTOR_BYTES = 16  # of a load or store at its widest
+# Of rows that are made to begin at vectors: how many there are at least, how long they had better
+# be, and what a program takes of them.
+LEAST_REGROUPED, LONG_REGROUPED, REGROUPED_TILE = 16, 1024, (8, 256)
 MANY_TENSORS = 5  # of an elementwise kernel, as the gradient of a gate has
 
 
@@ -212,13 +217,60 @@ def _elements(accesses: tuple[Operand, ...], arrangement: Arrangement) -> int:
     return ELEMENTS_PER_PROGRAM if narrow else ELEMENTS_PER_PROGRAM // 2
 
 
+def regrouped(accesses: tuple[Operand, ...], arrangement: Arrangement, placed: bool) -> Arrangement:
+    """What an elementwise kernel of rows that begin between vectors takes as its rows, so that they
+    begin at vectors: fewer axes, or several rows at a time, or nothing, which is a flat index.
+
+    Positions cost a division of 32 bits, and what does not vary along all is loaded for each
+    element or, where it is the same for all rows, for those of a tile. So several rows are one only
+    where they share much of 16 bits and have no values of their own. ``placed``: as in
+    :func:`choose_triton`.
+    """
+    sizes, even = (*arrangement.row_sizes, *arrangement.col_sizes), _vector(accesses, arrangement)
+    if arrangement.cols % even == 0 or arrangement.span >= WIDE_OFFSETS:
+        return arrangement
+    for rows in range(len(sizes) - 2, 0, -1):
+        if prod(sizes[rows:]) % even == 0 and prod(sizes[:rows]) >= LEAST_REGROUPED:
+            return regroup(arrangement, accesses, rows) or arrangement
+    if len(sizes) > 2:
+        return arrangement
+    operands = range(len(accesses))
+    alike = sum(is_alike(k, arrangement) for k in operands)
+    own = any(is_of_rows(k, arrangement) for k in operands)
+    if alike > 1 and widest(accesses) <= 2 and not own and not placed:
+        factor = _factor(sizes[0], sizes[1], even)
+        if factor > 1:
+            return regroup(arrangement, accesses, 1, factor) or arrangement
+    return regroup(arrangement, accesses, 0) or arrangement
+
+
+def _vector(accesses: tuple[Operand, ...], arrangement: Arrangement) -> int:
+    """Elements of which a vector of any operand that varies along all is made."""
+    full = (o.node.dtype.itemsize for k, o in enumerate(accesses) if is_tile(k, arrangement))
+    return VECTOR_BYTES // min(full, default=4)
+
+
+def _factor(rows: int, cols: int, even: int) -> int:
+    """How many rows at a time are one that begins at a vector and wastes little of its last tile;
+    1 if no number of them is.
+    """
+    factor = 1
+    while (factor * cols % even or factor * cols < LONG_REGROUPED) and rows % 2 == 0:
+        factor, rows = 2 * factor, rows // 2
+    suits = factor * cols % even == 0 and 2 * factor * cols >= LONG_REGROUPED
+    return factor if suits and rows >= LEAST_REGROUPED else 1
+
+
 def _flat(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -> Config:
-    """Elements in a row. Threads that move many tensors take a short piece of each."""
+    """Elements in a row. Threads that move many tensors take a short piece of each. All programs
+    but the last go without masks where those would end between vectors.
+    """
     elements = _elements(accesses, arrangement)
+    apart = arrangement.cols % _vector(accesses, arrangement) != 0
     many = sum(is_tile(k, arrangement) for k in range(len(accesses))) >= MANY_TENSORS
     if many and elements == ELEMENTS_PER_PROGRAM:
-        return Config(1, elements // 2, warps=8, wide_index=wide)
-    return Config(1, elements, warps=4, wide_index=wide)
+        return Config(1, elements // 2, warps=8, wide_index=wide, apart=apart)
+    return Config(1, elements, warps=4, wide_index=wide, apart=apart)
 
 
 def _tile(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -> Config:
@@ -226,6 +278,8 @@ def _tile(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -
     ones where several values of a row have to be fetched first, as for the gradient of a
     cross-entropy. One, as a bias, does not pay for them.
     """
+    if arrangement.layout.flattened:
+        return Config(*REGROUPED_TILE, warps=4, wide_index=wide)
     if any(strides and strides[-1] not in (0, 1) for strides in arrangement.layout.strides):
         rows = min(SQUARE, cover(arrangement.rows, 1))
         columns = min(SQUARE * SQUARE // rows, cover(arrangement.cols, 1))
@@ -257,6 +311,8 @@ def _rows(
     if len(full) == len(read):
         one = alone or (few and block * stored >= WARP_LOAD_BYTES)
         rows = 1 if one else max(1, LONG_BYTES_PER_WARP // (block * stored))
+        if block == SHORTEST_BLOCK and not one:
+            return Config(rows // 2, block, 4 if stored <= 2 else 1, even=even, wide_index=wide)
         warps = 1 if block * stored <= LONG_BYTES_PER_WARP else min(32, block * stored // share)
         return Config(rows, block, warps, even=even, early=few, wide_index=wide)
     rows = 1 if alone else max(1, BYTES_PER_WARP // (block * stored))

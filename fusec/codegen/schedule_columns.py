@@ -6,6 +6,7 @@ May import ``codegen.kernel``, ``codegen.layout`` and ``codegen.operand_facts``.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import TypeAlias
 
 from fusec.codegen.kernel import Config
 from fusec.codegen.layout import Arrangement, Operand
@@ -25,6 +26,7 @@ SHORT_COLUMN = 512  # elements reduced along a strided axis that one program tak
 SHORT_ACROSS = 16384  # so many of those side by side fill the GPU with narrow tiles
 LONG_COLUMN = 4096  # of such, programs of 16 warps have enough to do without parts
 JOINED_ACROSS = 1024  # sums of so few columns have many parts, which many programs join
+MOST_JOINED = 8192  # parts of columns that each program joins before it writes its results
 READ_ONCE = ("", "evict_first", "")  # what caches are told of a row that is only summed
 # Rows taken as one stretch of memory: how long that has to be and how many there have to be of
 # them, and what a program takes of a long one, of which many fill the GPU, and of a short one.
@@ -141,37 +143,25 @@ def columns(
     """
     written = any(o.kind == "root" and is_tile(k, arrangement) for k, o in enumerate(accesses))
     across, along = arrangement.rows, arrangement.cols  # contiguous, reduced
-    narrow = max((o.node.dtype.itemsize for o in accesses), default=4) <= 2
     splits = 1
     if along <= SHORT_COLUMN:
-        busy = max(16, cover(across, 16) * 2 // FULL_GRID)
-        rows = 128 if along <= 32 else min(128, busy)
-        cols = 8 if rows == 128 else min(cover(along, 8), 2048 // rows)
-        warps = max(1, rows * cols // 512)
-        if rows == 128:  # loads of one element want more threads
-            warps = 4 if across % 8 else 1
+        rows, cols, warps = _short_tile(across, along)
     else:
-        rows, cols, warps = (128, 16, 2) if narrow and across >= 32768 else (64, 64, 2)
-        if across <= 64 and written:  # a single program beside the splits
-            rows = cover(across, 1)
-            cols, warps = 16384 // rows, 8
-        elif across <= 64 and joins:  # or two, since a tile at a time is joined to what was seen
-            rows = min(32, cover(across, 1))
-            cols, warps = 4096 // rows, 4
-        elif across <= 64:
-            rows = cover(across, 1)
-            cols, warps = 4096 // rows, 8
+        narrow = widest(accesses) <= 2
+        if across <= 64:
+            rows, cols, warps = _narrow_tile(across, written, joins)
         elif len(arrangement.row_sizes) > 1:  # rows end inside a tile
             rows, cols, warps = 64, 32, 4
-        elif across % 8:  # loads of one element
-            rows, cols, warps = (64, 32, 8) if across >= 32768 else (64, 64, 4)
-        elif across % 16:
-            rows, cols, warps = 64, 32, 4
-        elif computes:
-            rows, cols, warps = 64, 32, 8
+        elif written and across <= JOINED_ACROSS:
+            rows, cols, warps = (64, 128, 4) if across % 4 == 0 else (128, 64, 4)
+            warps = 2 if across % 16 == 0 else warps
+        else:
+            rows, cols, warps = _wide_tile(across, narrow, computes)
         # Where results are written, each program joins all parts that others have left.
         busy = 4 if across <= 64 and (written or not joins) else 2
         splits = splits_of(busy * -(-across // rows), along, 4 * cols)
+        if written and across > 64:
+            splits = min(splits, MOST_JOINED // rows)
     return Config(
         rows,
         cols,
@@ -182,3 +172,38 @@ def columns(
         combine=(max(1, 2 * JOINED_TILE // splits), 4) if rows * splits > 2 * JOINED_TILE else None,
         lanes_along_rows=True,
     )
+
+
+_Tile: TypeAlias = "tuple[int, int, int]"  # elements across and along the columns, warps
+
+
+def _short_tile(across: int, along: int) -> _Tile:
+    """Of short columns."""
+    busy = max(16, cover(across, 16) * 2 // FULL_GRID)
+    rows = 128 if along <= 32 else min(128, busy)
+    cols = 8 if rows == 128 else min(cover(along, 8), 2048 // rows)
+    if rows == 128:  # loads of one element want more threads
+        return rows, cols, 4 if across % 8 else 1
+    return rows, cols, max(1, rows * cols // 512)
+
+
+def _narrow_tile(across: int, written: bool, joins: bool) -> _Tile:
+    """Of few columns: a single program beside the splits, or two where a tile at a time is joined
+    to what was seen.
+    """
+    if joins and not written:
+        rows = min(32, cover(across, 1))
+        return rows, 4096 // rows, 4
+    rows = cover(across, 1)
+    return rows, (16384 if written else 4096) // rows, 8
+
+
+def _wide_tile(across: int, narrow: bool, computes: bool) -> _Tile:
+    """Of many columns; loads of one element want more threads."""
+    if across % 8:
+        return (64, 32, 8) if across >= 32768 else (64, 64, 4)
+    if across % 16:
+        return 64, 32, 4
+    if computes:
+        return 64, 32, 8
+    return (128, 16, 2) if narrow and across >= 32768 else (64, 64, 2)

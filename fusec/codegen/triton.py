@@ -6,7 +6,7 @@ May import ``fusec.ir`` and the modules of ``codegen`` above it in the tree.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from fusec.codegen.kernel import (
     Access,
@@ -16,6 +16,7 @@ from fusec.codegen.kernel import (
     Apply,
     Combine,
     Comment,
+    Form,
     Kernel,
     Let,
     Level,
@@ -60,6 +61,7 @@ def print_triton(kernel: Kernel) -> str:
 class _Printer:
     kernel: Kernel
     place: Place
+    whole: bool = False  # all elements of a block are there
 
     def text(self) -> str:
         writer = Writer()
@@ -81,6 +83,8 @@ class _Printer:
                 writer.line("_let_later_kernel_begin()")
             if self.kernel.columns:
                 self._block_of_rows(writer)
+            elif self.kernel.form is Form.FLAT and self.kernel.config.apart:
+                self._blocks_apart(writer)
             else:
                 self._statements(self.kernel.body, writer)
         return writer.text()
@@ -88,6 +92,16 @@ class _Printer:
     @property
     def _dialect(self) -> Triton:
         return Triton(self.place.col_mask)
+
+    def _blocks_apart(self, writer: Writer) -> None:
+        """The same work of a whole block, whose loads and stores are then whole vectors, and of
+        what is left over.
+        """
+        with writer.block("if start + BLOCK <= n:"):
+            replace(self, whole=True)._statements(self.kernel.body, writer)
+        with writer.block("else:  # the last block"):
+            writer.line("mask = i < n")
+            self._statements(self.kernel.body, writer)
 
     def _block_of_rows(self, writer: Writer) -> None:
         """The rows of a program one after the other, and the sums over them."""
@@ -143,6 +157,8 @@ class _Printer:
         return " + ".join(parts)
 
     def _mask(self, mask: Level) -> list[str]:
+        if self.whole:
+            return []
         names = ["row_mask"] if Level.ROW in mask else []
         return names + ([self.place.col_mask] if Level.COL in mask else [])
 
@@ -164,8 +180,8 @@ class _Printer:
             value = f"_f8e5m2({value})"
         address = self._address(store.access)
         arguments = [address, value]
-        if store.mask:
-            arguments.append(f"mask={' & '.join(self._mask(store.mask))}")
+        if guards := self._mask(store.mask):
+            arguments.append(f"mask={' & '.join(guards)}")
         _line(writer, f"tl.store({', '.join(arguments)})")
 
     def _combine(self, op: Op, value: str, count: str = "cols") -> str:

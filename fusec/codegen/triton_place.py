@@ -82,7 +82,10 @@ class Place:
     def indices(self, writer: Writer) -> None:
         """The lines that say which elements a program has, but for those that a loop counts."""
         form, wide = self.kernel.form, ".to(tl.int64)" if self.kernel.config.wide_index else ""
-        if form is Form.FLAT:
+        if form is Form.FLAT and self.kernel.config.apart:
+            writer.line(f"start = tl.program_id(0){wide} * BLOCK")
+            writer.line("i = start + tl.arange(0, BLOCK)")
+        elif form is Form.FLAT:
             writer.line(f"i = tl.program_id(0){wide} * BLOCK + tl.arange(0, BLOCK)")
             writer.line("mask = i < n")
         elif form is Form.TILE:

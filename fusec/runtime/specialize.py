@@ -272,6 +272,9 @@ def lay_out(
             form, accesses, arrangement, even, where.capability, invariant, running, count
         )
     else:
+        if form is Form.TILE:
+            arrangement = schedule.regrouped(accesses, arrangement, bool(pinned_axes(region)))
+            form = form_of(region, arrangement)
         again = read_again(region) if form is Form.ROWS else ()
         placed = bool(pinned_axes(region))
         config = schedule.choose_triton(
