@@ -262,11 +262,14 @@ def _factor(rows: int, cols: int, even: int) -> int:
 
 
 def _flat(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -> Config:
-    """Elements in a row. Threads that move many tensors take a short piece of each. All programs
-    but the last go without masks where those would end between vectors.
+    """Elements in a row. Threads that move many tensors, or load what belongs to a row or a column
+    element by element, take a short piece of each. All programs but the last go without masks where
+    those would end between vectors.
     """
     elements = _elements(accesses, arrangement)
     apart = arrangement.cols % _vector(accesses, arrangement) != 0
+    if arrangement.layout.flattened:
+        elements //= 2
     many = sum(is_tile(k, arrangement) for k in range(len(accesses))) >= MANY_TENSORS
     if many and elements == ELEMENTS_PER_PROGRAM:
         return Config(1, elements // 2, warps=8, wide_index=wide, apart=apart)

@@ -31,6 +31,7 @@ _HOST_CALLS, _HOST_ROUNDS = 20, 11  # few enough calls that the device's queue n
 _MOST_FLUSHES = 40
 # A thread that had to wait, autograd's above all, takes longer than one that is busy.
 _HOST_MARGIN = 3.0
+_LONG_CALL, _LONG_WAIT = 50.0, 0.4  # host microseconds of a call that may wait, milliseconds more
 _CHILD_TIMEOUT = 600.0  # seconds
 _LAUNCHES = ("kernel", "gpu_memcpy", "gpu_memset")
 _CACHE_VARIABLES = (
@@ -252,8 +253,9 @@ def _gpu_timer(
     one_flush = median(elapsed(buffer.zero_, 2) for _ in range(10))  # milliseconds
     flushes = {}
     for name, call in calls.items():
-        needed = _HOST_MARGIN * 1e-3 * host_microseconds(call, device, rounds=1) / one_flush
-        flushes[name] = min(_MOST_FLUSHES, 1 + math.ceil(needed))
+        host = host_microseconds(call, device, rounds=1)
+        ahead = _HOST_MARGIN * 1e-3 * host + (_LONG_WAIT if host > _LONG_CALL else 0.0)
+        flushes[name] = min(_MOST_FLUSHES, 1 + math.ceil(ahead / one_flush))
     return lambda name, call: elapsed(call, flushes[name])
 
 
