@@ -69,6 +69,7 @@ ROWS_BESIDE_BYTES, FETCHED_BYTES = 16 * 1024, 64 * 1024  # of a multiprocessor
 # One wide load of each operand to a thread, or two where more than 8 warps would be needed.
 FETCHING_WARPS, BYTES_PER_FETCHING_WARP = 8, 512
 SHORTEST_BLOCK = 2  # that a row fills, of which a program has many then
+SHORTEST_COLUMNS, SHORTEST_TILE = 7, (512, 8)  # sums of rows: how many rows to a program, warps
 SQUARE = 64  # elements along each side of a tile of which an operand is transposed
 ELEMENTS_PER_PROGRAM = 2048  # of 16 bits; half as many of 32
 VECTOR_BYTES = 16  # of a load or store at its widest
@@ -124,10 +125,20 @@ def _of_rows(
         one = _of_one(accesses, arrangement)
         config = columns(accesses, arrangement, wide, single and not one, not single)
         return summed_columns(config, accesses, arrangement) if single and one else config
+    if single and _of_one(accesses, arrangement) and _fill_no_vector(arrangement):
+        rows, warps = (1, 1) if alone else SHORTEST_TILE
+        return Config(rows, 1, warps, resident=False, wide_index=wide)
     config = _rows(accesses, arrangement, wide, alone)
     if config.resident:
         return _read_again(config, accesses, arrangement, again)
     return _shared(config, accesses, arrangement, single)
+
+
+def _fill_no_vector(arrangement: Arrangement) -> bool:
+    """Whether rows are so short, and of such a length, that a thread had better take whole ones,
+    element by element, than lanes exchange what they have of one.
+    """
+    return arrangement.cols <= SHORTEST_COLUMNS and arrangement.cols != 4
 
 
 def _read_again(
@@ -314,8 +325,6 @@ def _rows(
     if len(full) == len(read):
         one = alone or (few and block * stored >= WARP_LOAD_BYTES)
         rows = 1 if one else max(1, LONG_BYTES_PER_WARP // (block * stored))
-        if block == SHORTEST_BLOCK and not one:
-            return Config(rows // 2, block, 4 if stored <= 2 else 1, even=even, wide_index=wide)
         warps = 1 if block * stored <= LONG_BYTES_PER_WARP else min(32, block * stored // share)
         return Config(rows, block, warps, even=even, early=few, wide_index=wide)
     rows = 1 if alone else max(1, BYTES_PER_WARP // (block * stored))

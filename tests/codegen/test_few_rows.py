@@ -52,6 +52,43 @@ def test_short_rows_share_a_warp_unless_they_are_few() -> None:
     assert config_of("logsumexp(x)", 132, 64, BF16).block_rows == 32
 
 
+@pytest.mark.parametrize("cols", range(2, 10))
+def test_rows_of_few_elements_are_taken_whole(cols: int) -> None:
+    """By a thread, element by element, but where a load holds one or several."""
+    whole = cols <= 7 and cols != 4
+    for text in ("sum(x)", "max(x*x)", "mean(x)"):
+        config = config_of(text, 1 << 20, cols, BF16)
+        assert (config.block_cols == 1, config.resident) == (whole, not whole)
+    for text in ("softmax(x)", "var(x)", "layer_norm(x, w, b)"):
+        assert config_of(text, 1 << 20, cols, BF16).resident
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.int32, torch.bool])
+@pytest.mark.parametrize("cols", range(1, 9))
+def test_rows_of_few_elements(cols: int, dtype: torch.dtype) -> None:
+    generator = torch.Generator().manual_seed(cols)
+    x = torch.randint(-9, 9, (1100, cols), generator=generator).to(dtype)
+    total, largest, least, product = fusec.compile(
+        "sum(x), max(x), min(x), prod(x)", backend="triton"
+    )(x)
+    assert torch.equal(total, x.sum(-1, dtype=total.dtype))
+    assert torch.equal(largest, x.amax(-1))
+    assert torch.equal(least, x.amin(-1))
+    assert torch.equal(product, x.prod(-1, dtype=torch.int64).to(product.dtype))
+    for text, expected in (("sum(x)", total), ("max(x)", largest), ("min(x)", least)):
+        function = fusec.compile(text, backend="triton")
+        assert torch.equal(function(x), expected)
+        assert torch.equal(function(x[:3]), expected[:3])
+        assert torch.equal(function(x[7]), expected[7])
+    if dtype.is_floating_point:
+        mean = fusec.compile("mean(x)", backend="triton")
+        assert torch.allclose(mean(x).double(), x.double().mean(-1), rtol=2**-8, atol=0)
+        x[5], x[6, 0] = float("inf"), float("nan")
+        found = fusec.compile("max(x)", backend="triton")(x)
+        assert found[5] == float("inf")
+        assert found[6].isnan()
+
+
 @pytest.mark.parametrize("backend", ["triton", "cuda"])
 @pytest.mark.parametrize("cols", [7, 63, 64, 1000, 1024, 4096, 4097, 40_000, 300_001])
 def test_batch_invariance_asks_for_no_number_of_rows(cols: int, backend: str) -> None:
