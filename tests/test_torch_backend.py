@@ -218,6 +218,23 @@ def test_batch_norm_in_training_keeps_its_statistics() -> None:
     assert torch.allclose(model[1].running_var, twin[1].running_var)
 
 
+@pytest.mark.parametrize("affine", [True, False])
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last])
+def test_group_norms_are_fused(affine: bool, layout: torch.memory_format) -> None:
+    def network() -> nn.Module:
+        norm = nn.GroupNorm(2, 8, affine=affine)
+        return nn.Sequential(nn.Conv2d(2, 8, 3), norm, nn.SiLU()).to(memory_format=layout)
+
+    model, twin = network(), network()
+    twin.load_state_dict(model.state_dict())
+    fast = compiled(model, options=REFERENCE)
+    for images in (3, 5):
+        x = torch.randn(images, 2, 8, 8).to(memory_format=layout)
+        check_same(results(fast, model, x), results(twin, twin, x))
+    left = {name for graph in fusec.last_report().graphs for name, _ in graph.left}
+    assert left == {"convolution", "convolution_backward"}
+
+
 def test_types_that_fusec_lacks_stay_with_pytorch() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return torch.fft.fft(x).abs().exp() * 2 + x

@@ -116,6 +116,16 @@ def test_batch_norm_keeps_channels_last() -> None:
         assert function(INPUTS[kind]).stride() == INPUTS[kind].stride()
 
 
+def test_group_norm_keeps_channels_last() -> None:
+    function = fusec.compile(lambda x: F.silu(F.group_norm(x, 2)) + 1)
+    x = randn(2, 4, 3, 5)
+    for like in (x, x.to(memory_format=torch.channels_last)):
+        expected = F.silu(F.group_norm(like, 2)) + 1
+        got = function(like)
+        assert got.stride() == expected.stride()
+        torch.testing.assert_close(got, expected)
+
+
 def test_a_view_that_pytorch_refuses_is_refused() -> None:
     with pytest.raises(fusec.FusecError, match="PyTorch refuses this: Cannot view a tensor"):
         fusec.compile(lambda x: (x * 2).view(-1))(randn(4, 6).t())

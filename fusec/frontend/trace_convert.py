@@ -21,6 +21,12 @@ from fusec.frontend.resolve_walk import Walker
 from fusec.frontend.syntax import Program
 from fusec.frontend.trace_place import TracePlace
 from fusec.frontend.trace_record import Call, Tape
+from fusec.frontend.trace_reshaped import (
+    in_two,
+    merged_axis,
+    reduced_under,
+    under_one_reshape,
+)
 from fusec.frontend.trace_values import Traced, aligned, common_lengths
 from fusec.frontend.trace_views import Length, Views
 from fusec.ir.derived import DERIVED
@@ -127,17 +133,20 @@ class Converter:
 
     # -- arguments --------------------------------------------------------------------------------
 
-    def tensor(self, value: Any) -> Traced:
-        """The value of a traced tensor, which must not have pending views."""
+    def tensor(self, value: Any, whole: bool = True) -> Traced:
+        """The value of a traced tensor, which if ``whole`` must not have pending views."""
         found = self.values.get(id(value))
         if found is None:
             raise self.place.error(DTypeError, f"fusec has no type {value.dtype}")
-        if found.after:
-            raise self.unsupported(
-                "a computed value is reshaped and then computed with",
-                "reshape the arguments, or the result",
-            )
+        if found.after and whole:
+            raise self._reshaped()
         return found
+
+    def _reshaped(self) -> Exception:
+        return self.unsupported(
+            "a computed value is reshaped and then computed with",
+            "reshape the arguments, or the result",
+        )
 
     def dtype(self, dtype: Any) -> DType:
         """fusec's name of a torch type; DTypeError where there is none."""
@@ -213,8 +222,12 @@ class Converter:
 
     def pointwise(self, text: str, /, **operands: Any) -> Traced:
         """An expression over tensors and numbers that broadcast against each other."""
-        tensors = {k: v for k, v in operands.items() if isinstance(v, Traced)}
-        moved, axes = aligned(self.views, list(tensors.values())) if tensors else ([], ())
+        tensors: dict[str, Traced] = {k: v for k, v in operands.items() if isinstance(v, Traced)}
+        under = under_one_reshape(self.views, list(tensors.values()))
+        if under is None:
+            raise self._reshaped()
+        own, after = under
+        moved, axes = aligned(self.views, own) if own else ([], ())
         values: dict[str, Value] = {
             k: self.number(v)
             for k, v in operands.items()
@@ -225,7 +238,7 @@ class Converter:
         node = self.evaluate(text, **values).node
         # Of what an operand only gives its type to, as in cast_like, the result has no axes.
         axes = tuple(a if a is not None and -a <= len(node.shape) else None for a in axes)
-        return Traced(node, axes, common_lengths(tensors.values()))
+        return Traced(node, axes, common_lengths(own), after)
 
     def elementwise(self, call: Call) -> Traced:
         """A row of the table, or an operator named as in fusec."""
@@ -244,13 +257,15 @@ class Converter:
         return self.pointwise(text, **operands)
 
     def operand(self, value: Any) -> Any:
-        """The value of a tensor; numbers stay."""
-        return self.tensor(value) if hasattr(value, "untyped_storage") else value
+        """The value of a tensor, reshaped afterwards or not; numbers stay."""
+        if not hasattr(value, "untyped_storage"):
+            return value
+        return self.tensor(value, whole=False)
 
     def reduction(self, call: Call) -> Traced:
         """A reduction, by the function of the language that the table names."""
         arguments = call.arguments
-        value = self.tensor(arguments["self"])
+        value: Traced = self.operand(arguments["self"])
         dtype = arguments.get("dtype")
         if dtype is not None:
             node = self.builder.cast(value.operand(), self.dtype(dtype)).node
@@ -260,13 +275,16 @@ class Converter:
         extra = {}
         if call.name in ("var", "std"):
             extra["correction"] = correction_of(arguments)
-        return self.reduce(
-            rows.REDUCTIONS[call.name],
-            value,
-            dims(arguments.get("dim"), len(value.axes), call.name, self),
-            bool(arguments.get("keepdim", False)),
-            **extra,
-        )
+        function, keepdim = rows.REDUCTIONS[call.name], bool(arguments.get("keepdim", False))
+        wanted = dims(arguments.get("dim"), len(value.shape), call.name, self)
+        if not value.after:
+            return self.reduce(function, value, wanted, keepdim, **extra)
+        merged = merged_axis(value)
+        if merged is None or call.name in ("argmax", "argmin"):
+            raise self._reshaped()
+        inner = in_two(wanted, merged)
+        found = self.reduce(function, replace(value, after=()), inner, True, **extra)
+        return reduced_under(found, value.shape, merged, wanted, keepdim)
 
     def reduce(
         self, function: str, value: Traced, dims: Sequence[int], keepdim: bool, **extra: Any

@@ -34,7 +34,7 @@ def _cast(convert: Converter, call: Call) -> Traced:
     device = call.arguments.get("device")
     if device is not None and not _same_device(given.device, device):
         raise convert.unsupported(f"a copy from {given.device} to {device}", "copy it outside")
-    value = convert.tensor(given)
+    value: Traced = convert.operand(given)
     if dtype is None:
         return value
     node = convert.builder.cast(value.operand(), convert.dtype(dtype)).node

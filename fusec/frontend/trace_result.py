@@ -16,6 +16,7 @@ from fusec.frontend.trace_convert import Converter
 from fusec.frontend.trace_layout import axes_in_memory
 from fusec.frontend.trace_place import TracePlace
 from fusec.frontend.trace_record import Owner, Tape
+from fusec.frontend.trace_reshaped import in_two, merged_axis
 from fusec.frontend.trace_values import Traced
 from fusec.frontend.trace_views import Length, Step, View, Views
 from fusec.ir.graph import Graph, InputSpec, Output
@@ -91,9 +92,15 @@ class Results:
 
 
 def _order(tensor: Any, value: Traced) -> tuple[int, ...] | None:
-    """How PyTorch lays out the kernel's result: row by row if it is reshaped or spread then."""
+    """How PyTorch lays out the kernel's result: row by row if it is reshaped or spread then, unless
+    that makes one axis of two.
+    """
     present = [k for k, a in enumerate(value.axes) if a is not None]
     expanded = any(value.is_expanded(k) for k in range(len(value.axes)))
+    merged = merged_axis(value) if value.after else None
+    if merged is not None and not expanded and len(present) == len(value.axes):
+        above = axes_in_memory(tensor, range(len(present) - 1))
+        return None if above is None else tuple(in_two(above, merged))
     if value.after or expanded:
         return tuple(range(len(present)))
     return axes_in_memory(tensor, present)

@@ -19,7 +19,8 @@ from fusec.frontend.trace_creation import CREATIONS
 from fusec.frontend.trace_gathers import GATHERS, positions_along
 from fusec.frontend.trace_record import Call
 from fusec.frontend.trace_reshape import VIEWS
-from fusec.frontend.trace_values import Traced, squeezed, unsqueezed
+from fusec.frontend.trace_values import Traced, split, squeezed, unsqueezed
+from fusec.frontend.trace_views import Step
 
 _TABLE = Specials({**VIEWS, **CREATIONS, **GATHERS})
 
@@ -35,7 +36,7 @@ def _axis(call: Call, value: Traced, name: str = "dim") -> int:
 @_TABLE.of("gelu")
 def _gelu(convert: Converter, call: Call) -> Traced:
     tanh = call.arguments["approximate"] == "tanh"
-    x = convert.tensor(call.arguments["self"])
+    x = convert.operand(call.arguments["self"])
     return convert.pointwise("gelu_tanh(x)" if tanh else "gelu(x)", x=x)
 
 
@@ -46,7 +47,7 @@ def _clamp(convert: Converter, call: Call) -> Traced:
     found = {k: convert.operand(v) for k, v in bounds.items() if v is not None}
     name = "clamp" if len(found) == 2 else "clamp_min" if "lo" in found else "clamp_max"
     text = f"{name}(x, {', '.join(found)})"  # no maximum: its gradient differs at the bounds
-    return convert.pointwise(text, x=convert.tensor(call.arguments["self"]), **found)
+    return convert.pointwise(text, x=convert.operand(call.arguments["self"]), **found)
 
 
 @_TABLE.of("div.Tensor_mode", "div.Scalar_mode")
@@ -207,7 +208,78 @@ def _layer_norm(convert: Converter, call: Call) -> Any:
     square = convert.pointwise("d * d", d=less)
     spread = convert.reduce("mean", square, wanted, True)
     scale = convert.pointwise("rsqrt(v + eps)", v=spread, eps=arguments["eps"])
-    return _scaled(convert, less, scale, arguments), centre, scale
+    given = {k: arguments[k] for k in ("weight", "bias") if arguments.get(k) is not None}
+    per_column = {k: convert.tensor(v) for k, v in given.items()}
+    return _scaled(convert, less, scale, per_column), centre, scale
+
+
+@_TABLE.of("native_group_norm")
+def _group_norm(convert: Converter, call: Call) -> Any:
+    """Channels are an axis of groups and one of what a group has; the result is reshaped."""
+    whole = convert.tensor(call.arguments["input"])
+    value = _in_groups(convert, call, whole, 1)
+    wanted = list(range(2, len(value.axes)))
+    centre = convert.reduce("mean", value, wanted, True)
+    less = convert.pointwise("x - m", x=value, m=centre)
+    spread = convert.reduce("mean", convert.pointwise("d * d", d=less), wanted, True)
+    scale = convert.pointwise("rsqrt(v + eps)", v=spread, eps=call.arguments["eps"])
+    result = _scaled(convert, less, scale, _of_channels(convert, call, len(wanted)))
+    result = replace(result, after=(Step("reshape", whole.lengths),))
+    return result, squeezed(centre, wanted), squeezed(scale, wanted)
+
+
+@_TABLE.of("native_group_norm_backward")
+def _group_norm_backward(convert: Converter, call: Call) -> Any:
+    """As that of a layer norm, of rows that are groups."""
+    arguments = call.arguments
+    whole = convert.tensor(arguments["input"])
+    value = _in_groups(convert, call, whole, 1)
+    grad = _in_groups(convert, call, convert.tensor(arguments["grad_out"]), 1)
+    wanted = list(range(2, len(value.axes)))
+    centre, scale = (convert.tensor(arguments[k]) for k in ("mean", "rstd"))
+    for axis in wanted:
+        centre, scale = unsqueezed(centre, axis), unsqueezed(scale, axis)
+    norm = convert.pointwise("(x - m) * s", x=value, m=centre, s=scale)
+    product = convert.pointwise("g * n", g=grad, n=norm)
+    of_input = None
+    if arguments["output_mask"][0]:
+        inner = _of_channels(convert, call, len(wanted))
+        if inner:
+            grad_in, both = (convert.pointwise("g * weight", g=g, **inner) for g in (grad, product))
+        else:
+            grad_in, both = grad, product
+        means = [convert.reduce("mean", v, wanted, True) for v in (grad_in, both)]
+        of_input = convert.pointwise(
+            "(g - a - n * b) * s", g=grad_in, n=norm, a=means[0], b=means[1], s=scale
+        )
+        of_input = replace(of_input, after=(Step("reshape", whole.lengths),))
+    rest = [0, *wanted[1:]]
+    sums = [convert.reduce("sum", v, rest, False) for v in (product, grad)]
+    one_axis = (Step("reshape", (whole.lengths[1],)),)
+    of_weight, of_bias = (replace(v, after=one_axis) for v in sums)
+    mask = arguments["output_mask"]
+    return of_input, of_weight if mask[1] else None, of_bias if mask[2] else None
+
+
+def _in_groups(convert: Converter, call: Call, value: Traced, axis: int) -> Traced:
+    """``value`` with an axis of channels as two."""
+    if value.axes[axis] is None or value.is_expanded(axis):
+        raise convert.unsupported("a group_norm over equal channels", "expand afterwards")
+    groups = call.arguments["group"]
+    parts = (convert.length(groups), convert.length(call.arguments["C"] // groups))
+    return split(convert.views, value, axis, parts)
+
+
+def _of_channels(convert: Converter, call: Call, rank: int) -> dict[str, Traced]:
+    """What a group_norm has for each channel, before the ``rank`` - 1 axes that follow them."""
+    found = {}
+    for name in ("weight", "bias"):
+        if call.arguments.get(name) is not None:
+            own = _in_groups(convert, call, convert.tensor(call.arguments[name]), 0)
+            for _ in range(rank - 1):
+                own = unsqueezed(own, len(own.axes))
+            found[name] = own
+    return found
 
 
 @_TABLE.of("native_batch_norm", "_native_batch_norm_legit", "_native_batch_norm_legit_no_training",
@@ -239,14 +311,13 @@ def _batch_norm(convert: Converter, call: Call) -> Any:
 
 
 def _scaled(
-    convert: Converter, value: Traced, scale: Traced, arguments: Mapping[str, Any]
+    convert: Converter, value: Traced, scale: Traced, given: Mapping[str, Traced]
 ) -> Traced:
-    text, operands = "x * s", {"x": value, "s": scale}
-    for name, symbol in (("weight", "*"), ("bias", "+")):
-        if arguments.get(name) is not None:
-            operands[name] = convert.tensor(arguments[name])
-            text = f"{text} {symbol} {name}"
-    return convert.pointwise(text, **operands)
+    """A norm's last step, with ``weight`` and ``bias`` if there are such."""
+    text = "x * s"
+    text += " * weight" if "weight" in given else ""
+    text += " + bias" if "bias" in given else ""
+    return convert.pointwise(text, x=value, s=scale, **given)
 
 
 SPECIAL: Mapping[str, Special] = MappingProxyType(_TABLE)

@@ -54,6 +54,12 @@ class Traced:
             return self.node
         return make("gradient_as", (self.node, constant(0, self.node.dtype)), self.node.type)
 
+    @property
+    def shape(self) -> tuple[Length, ...]:
+        """The lengths that PyTorch gives the tensor."""
+        last = next((s for s in reversed(self.after) if s.kind in ("reshape", "view")), None)
+        return self.lengths if last is None else last.parts
+
     def operand(self) -> Tensor:
         """The value as promotion sees it."""
         return Tensor(self.value, 0 if self.axes else 1)
@@ -118,6 +124,17 @@ def _merge(labels: list[list[int]]) -> list[tuple[int, Slot]]:
         for k in advance:
             heads[k] += 1
     return slots
+
+
+def split(views: Views, value: Traced, axis: int, lengths: tuple[Length, Length]) -> Traced:
+    """``value`` with an axis, which the node has, as two."""
+    own = value.axes[axis]
+    assert own is not None
+    node = views.split(value.node, own, lengths)
+    before = tuple(None if a is None else a - 1 for a in value.axes[:axis])
+    axes = (*before, own - 1, *value.axes[axis:])
+    made = (*value.lengths[:axis], *lengths, *value.lengths[axis + 1 :])
+    return replace(value, node=node, axes=axes, lengths=made)
 
 
 def unsqueezed(value: Traced, axis: int) -> Traced:

@@ -123,6 +123,10 @@ class Views:
         """``root`` cut along a negative axis that is not of length 1."""
         return self._push(root, "slice", (axis, start, end, step, length))
 
+    def split(self, root: Node, axis: int, lengths: tuple[Length, Length]) -> Node:
+        """``root`` with a negative axis as two. Of length 1, it becomes two of length 1."""
+        return self._push(root, "split", (axis, lengths))
+
     def reshaped(
         self, root: Node, stay: int, front: int, lengths: tuple[Length, ...]
     ) -> Node | None:
@@ -168,6 +172,8 @@ class Views:
         """``node`` under a view, over arguments under that view."""
         if kind == "arrange":
             return self._arranged(node, parts, args)
+        if kind == "split":
+            return self._in_two(node, parts[0], parts[1], args)
         if node.op.name == "input":
             return self._input_under(node, kind, parts)
         if node.op.name == "index":
@@ -195,6 +201,44 @@ class Views:
             lengths = (*front, *kept)
             view = Step("reshape", lengths)
         source = self.further(self.nodes[node.name], view, lengths)
+        type = TensorType(node.dtype, (*source.shape, *([1] * unsqueezed)))
+        return make("input", (), type, name=source.name, scalar=False, unsqueezed=unsqueezed)
+
+    def _in_two(
+        self, node: Node, axis: int, lengths: tuple[Length, Length], args: list[Node]
+    ) -> Node:
+        """``node`` with one axis as two, over arguments that have it so."""
+        attributes = dict(node.attributes)
+        match node.op.name:
+            case "input":
+                return self._input_in_two(node, axis, lengths)
+            case "index":
+                own = node.integer("axis")
+                if own == axis:
+                    raise self._no_view("positions along an axis")
+                attributes["axis"] = own - 1
+                return make(node.op, (), TensorType(I64, (*node.shape, 1)), **attributes)
+            case "gather":
+                if axis == -1:
+                    raise self._no_view("a gather")
+                shape: Shape = (*broadcast([a.shape[:-1] for a in args]), 1)
+                return make(node.op, args, TensorType(node.dtype, shape))
+        shape = broadcast(a.shape for a in args)
+        if node.op.kind is Kind.REDUCTION:
+            moved = {a - 1 if a <= axis else a for a in node.axes}
+            reduced = tuple(sorted(moved | ({axis} if axis in node.axes else set())))
+            attributes["axes"] = reduced
+            shape = tuple(1 if i - len(shape) in reduced else e for i, e in enumerate(shape))
+        return make(node.op, args, TensorType(node.dtype, shape), **attributes)
+
+    def _input_in_two(self, node: Node, axis: int, lengths: tuple[Length, Length]) -> Node:
+        rank, unsqueezed = len(node.shape), node.integer("unsqueezed")
+        if node.shape[axis] == 1:
+            order = list(range(-rank, 0))
+            return self._arranged_input(node, (*order[: rank + axis], None, *order[rank + axis :]))
+        own, place = self.views[node.name].lengths, rank + axis
+        made = (*own[:place], *lengths, *own[place + 1 :])
+        source = self.further(self.nodes[node.name], Step("reshape", made), made)
         type = TensorType(node.dtype, (*source.shape, *([1] * unsqueezed)))
         return make("input", (), type, name=source.name, scalar=False, unsqueezed=unsqueezed)
 
@@ -268,6 +312,8 @@ def _restricted(node: Node, kind: str, parts: tuple[Any, ...]) -> tuple[Any, ...
     if kind == "slice":
         axis = parts[0]
         return parts if -axis <= rank and node.shape[axis] != 1 else None
+    if kind == "split":
+        return parts if -parts[0] <= rank else None
     if kind == "reshape":
         first = node.shape[: rank - parts[0]] if rank > parts[0] else ()
         return parts if any(e != 1 for e in first) else None

@@ -51,6 +51,7 @@ _NAMED = 3  # operators in the name of a kernel
 # weights are a sweep of their own, and so are statistics.
 _SWEEPS = {
     "native_layer_norm_backward": 2,
+    "native_group_norm_backward": 2,
     "native_batch_norm_backward": 2,
     "_native_batch_norm_legit_functional": 2,
     "_native_batch_norm_legit": 2,

@@ -138,6 +138,14 @@ SPECIAL_CALLS: dict[str, Function] = {
     "native_layer_norm": lambda x, y: (
         F.layer_norm(x, (6,), y[0], y[1], 1e-3), F.layer_norm(x, x.shape)
     ),
+    "native_group_norm": lambda x, y: (
+        F.group_norm(x, 3, y[0], y[1], 1e-3),
+        F.group_norm(x, 2) * y + x,
+        F.group_norm(x.view(2, 2, 6), 1, y[0, :2]).relu().mean(-1),
+    ),
+    "native_group_norm_backward": lambda x, y: torch.ops.aten.native_group_norm_backward(
+        x, y, y[:, :3].contiguous(), y[:, 3:].exp(), x[0], 4, 6, 1, 3, [True, True, True]
+    ),
     "native_batch_norm": lambda x, y: F.batch_norm(x, y[0], y[1] ** 2, y[2], y[3]),
     "gather": lambda x, y: x.gather(-1, x.argmax(-1, keepdim=True)) * y[:, :1],
     "diagonal": lambda x, y: (x.diagonal() + 1, (x * y).diagonal(-1), x.exp().diagonal(2, 1, 0)),
