@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-from fusec.frontend.trace_values import Traced, split, squeezed, unsqueezed
+from fusec.frontend.trace_values import Traced, common_lengths, split, squeezed, unsqueezed
 from fusec.frontend.trace_views import Length, Step, Views
 
 
@@ -24,15 +24,18 @@ def under_one_reshape(
         return list(operands), ()
     if any((o.after, o.lengths) != (first.after, first.lengths) for o in operands if o.after):
         return None
+    if all(o.after or not o.axes for o in operands):
+        return list(operands), first.after
     place = merged_axis(first)
-    moved = []
-    for operand in operands:
-        if not operand.after and operand.axes:
-            if place is None:
-                return None
-            operand = _in_two(views, operand, place - len(first.lengths) + 1, first.lengths[place:])
-        moved.append(operand)
-    return moved, first.after
+    if place is None or first.shape[place] == 1:
+        return None
+    behind = len(first.lengths) - place  # axes from the merged ones on
+    both = first.lengths[place : place + 2]
+    moved = [o if o.after or not o.axes else _in_two(views, o, 1 - behind, both) for o in operands]
+    lengths = common_lengths(moved)  # more than those of the first, where that has one of many
+    place = len(lengths) - behind
+    made = (*lengths[:place], first.shape[-behind + 1], *lengths[place + 2 :])
+    return moved, (Step("reshape", made),)
 
 
 def merged_axis(value: Traced) -> int | None:
@@ -42,6 +45,9 @@ def merged_axis(value: Traced) -> int | None:
     if kind != "reshape" or more or len(own) != len(made) + 1:
         return None
     place = next((i for i, n in enumerate(made) if own[i] != n), len(made) - 1)
+    whole = (own[place], own[place + 1], made[place])
+    if all(isinstance(n, int) for n in whole) and whole[0] * whole[1] != whole[2]:
+        return None  # of no elements
     return place if own[place + 2 :] == made[place + 1 :] else None
 
 

@@ -44,6 +44,9 @@ FUNCTIONS: dict[str, Function] = {
     "summed over places, kept": lambda x, w, b: (
         normed(x, w, b).mean((2, 3), keepdim=True) * w[:, None, None]
     ),
+    "beside one of more lengths": lambda x, w, b: normed(x, w, b).mean((2, 3), keepdim=True) * x,
+    "beside one of more axes": lambda x, w, b: normed(x, w, b) * x[:, None] + x[None],
+    "beside the last axis": lambda x, w, b: normed(x[:, :, 0, 0], w, b) * x[:3, 0, 0, :1],
     "summed over channels": lambda x, w, b: normed(x, w, b).amax(1) - 1,
     "summed over channels, kept": lambda x, w, b: normed(x, w, b).sum(1, keepdim=True) + x,
     "summed over images": lambda x, w, b: normed(x, w, b).sum(0) * 2 + w[:, None, None],
@@ -82,12 +85,20 @@ def test_lengths_change_and_build_little() -> None:
     assert len(function.variants) <= 6
 
 
+def test_of_no_elements() -> None:
+    function = fusec.compile(lambda x, w: F.silu(F.group_norm(x, 2, w)) + 1)
+    assert function(torch.randn(0, 4, 3), torch.ones(4)).shape == (0, 4, 3)
+    function = fusec.compile(lambda x, w: x.softmax(-1).reshape(0, 7) * w)
+    assert function(torch.randn(0, 2, 3), torch.ones(7)).shape == (0, 7)
+
+
 @pytest.mark.parametrize(
     "function",
     [
         lambda x: normed(x, x[0, :, 0, 0], x[1, :, 0, 0]).softmax(-1),
         lambda x: F.group_norm(x[:, :1].expand(2, 16, 5, 7), 4),
         lambda x: x.softmax(-1).reshape(7, -1) * x.reshape(7, -1),
+        lambda x: x.softmax(-1).reshape(2, 16, 35).sum(1, keepdim=True).argmax(1),
     ],
 )
 def test_what_cannot_be_is_said(function: Function) -> None:
