@@ -57,8 +57,21 @@ def outputs(result: Any) -> list[torch.Tensor]:
 def run(
     program: Program, inputs: Mapping[str, Any], backend: str, *, fuse: bool = True
 ) -> list[torch.Tensor]:
-    """Every result of the program."""
-    return outputs(compile_program(program, backend, fuse=fuse)(**inputs))
+    """Every result of the program, in memory that holds NaN where no kernel writes."""
+    function = compile_program(program, backend, fuse=fuse)
+    with unwritten_is_nan():
+        return outputs(function(**inputs))
+
+
+@contextmanager
+def unwritten_is_nan() -> Iterator[None]:
+    """New tensors begin as NaN, and as the largest integers."""
+    before = torch.are_deterministic_algorithms_enabled()
+    torch.use_deterministic_algorithms(True)
+    try:
+        yield
+    finally:
+        torch.use_deterministic_algorithms(before)
 
 
 def relaid(value: Any, layout: str) -> Any:

@@ -183,6 +183,38 @@ def test_float32_and_16_bit(dtype: torch.dtype, backend: str) -> None:
         assert (a.grad.double() - e.grad).abs().max().item() <= bound
 
 
+LARGEST = {
+    "max(x * w)": lambda x, w: (x * w).amax(-1),
+    "min(x * w)": lambda x, w: (x * w).amin(-1),
+    "max(x * w + 1, axis=0)": lambda x, w: (x * w + 1).amax(0),
+    "norm(x * w, p=inf)": lambda x, w: (x * w).abs().amax(-1),
+    "max(x) + sum(w)": lambda x, w: x.amax(-1) + w.sum(),
+    "x * w - max(x * w)": lambda x, w: x * w - (x * w).amax(-1, keepdim=True),
+}
+
+
+@pytest.mark.parametrize("how", ["cpp", "triton", "torch", "traced", "model"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("text", LARGEST)
+def test_a_maximum_is_found_again(text: str, dtype: torch.dtype, how: str) -> None:
+    """What is computed is not rounded, and the maximum of it that is kept may not be either."""
+    x, w = (randn(*s, seed=k + 11).to(dtype) for k, s in enumerate([(8, 64), (64,)]))  # no ties
+    if how == "model":
+        torch._dynamo.reset()
+        function: Any = torch.compile(LARGEST[text], backend="fusec")
+    elif how == "traced":
+        function = fusec.compile(LARGEST[text])
+    else:
+        function = fusec.compile(text, backend=how)
+    mine, exact = tracked([x, w]), tracked([x.double(), w.double()])
+    result, want = function(*mine), LARGEST[text](*exact)
+    given = randn(*want.shape, seed=5)
+    result.backward(given.to(dtype).reshape(result.shape))
+    want.backward(given.to(dtype).double())
+    bound = 4 * torch.finfo(dtype).eps * exact[0].grad.abs().max().item()
+    assert (mine[0].grad.double() - exact[0].grad).abs().max().item() <= bound
+
+
 @on_both
 def test_layouts(backend: str) -> None:
     base = randn(6, 8)

@@ -15,6 +15,7 @@ from fusec.codegen.kernel import Config
 from fusec.ir.dtypes import BF16, F32
 from fusec.runtime.specialize import Argument, lay_out_all
 from tests.formulas import run_all, same_bits
+from tests.programs_oracle import unwritten_is_nan
 
 NORM = """
 gw = g * w
@@ -202,6 +203,56 @@ def test_the_backward_of_a_norm_is_two_kernels(backend: str) -> None:
     want = torch.autograd.grad(exact, double, given.double())
     for mine, theirs in zip(got, want, strict=True):
         torch.testing.assert_close(mine.double(), theirs, rtol=1e-5, atol=1e-5)
+
+
+WHOLE = (
+    "exp(x), sum(x, axis=0), sum(x)",
+    "sum(x, axis=0), sum(x), x*2",
+    "x - sum(x, axis=0), sum(x)",
+    "s = sum(x, axis=0)\ns, sum(x), exp(s) * 2, x * s",
+    "s = sum(x, axis=0)\nsum(x), s, softmax(x * s)",
+    "s = sum(x, axis=0)\nsum(x), s, max(x * s, axis=0)",
+    "s = sum(x, axis=0)\nt = sum(x)\ns, t, x * s * t, max(x + t, axis=0)",
+    "a = exp(x)\na, sum(a, axis=0), sum(a), max(a)",
+    "a = exp(x)\nsum(a, axis=0), softmax(a), a",
+    "a = exp(x)\na, sum(a, axis=0), sum(x) * sum(a * x)",
+    "x * 2, x * w, sum(x * w, axis=0), sum(x)",
+    "sum(x * w, axis=0), sum(x * w), x * 2, w * 2, sum(x * w, axis=0) * w",
+)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("text", WHOLE)
+def test_what_rows_have_beside_the_sums_is_written(text: str, backend: str) -> None:
+    generator = torch.Generator().manual_seed(len(text))
+    x, w = (0.05 * torch.randn(s, generator=generator) for s in ((600, 65), (65,)))
+    with unwritten_is_nan():
+        compare(text, {"x": x, "w": w} if "w" in text else {"x": x}, backend)
+
+
+def test_a_row_has_what_does_not_wait_for_the_sums() -> None:
+    x = torch.randn(600, 64)
+    for text, names in (
+        ("exp(x), sum(x, axis=0), sum(x)", ["kernel_2", "kernel_1"]),
+        ("x - sum(x, axis=0), sum(x)", ["kernel_1", "kernel_2"]),
+    ):
+        function = fusec.compile(text, backend="cpp")
+        function(x)
+        assert [v.kernel for v in function.variants] == names
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_gradients_that_are_summed_over_rows_and_over_columns(backend: str) -> None:
+    generator = torch.Generator().manual_seed(4)
+    kind = {"generator": generator, "dtype": torch.float64}
+    x, w, b = (torch.randn(s, **kind).requires_grad_() for s in ((1024, 33), (33,), (1024, 1)))
+    given = torch.randn(1024, 33, **kind)
+    function = fusec.compile("tanh(x * w) + b * x", backend=backend)
+    with unwritten_is_nan():
+        got = torch.autograd.grad(function(x, w, b), [x, w, b], given)
+    want = torch.autograd.grad(torch.tanh(x * w) + b * x, [x, w, b], given)
+    for mine, theirs in zip(got, want, strict=True):
+        torch.testing.assert_close(mine, theirs)
 
 
 @pytest.mark.gpu

@@ -244,6 +244,8 @@ class Converter:
         """A row of the table, or an operator named as in fusec."""
         operands = {k: v for k, v in call.arguments.items() if not isinstance(v, str)}
         operands = {k: self.operand(v) for k, v in operands.items() if v is not None}
+        if call.name in rows.EXACT:
+            operands = {k: _stored(v) for k, v in operands.items()}
         text = rows.EXPRESSIONS.get(call.overload) or rows.EXPRESSIONS.get(call.name)
         if text is None:
             text = _text(rows.SAME_NAMES[call.name], tuple(operands))
@@ -317,6 +319,15 @@ def _of_the_user(call: Call, error: UnsupportedError) -> UnsupportedError:
         span=error.diagnostic.span,
         hint="call it outside, between fused functions",
     )
+
+
+def _stored(operand: Any) -> Any:
+    """An operand as PyTorch has stored it: what is computed in 16 bits is rounded."""
+    if not isinstance(operand, Traced) or operand.node.dtype is operand.node.dtype.compute:
+        return operand
+    if operand.node.op.name in ("input", "gather", "cast"):
+        return operand
+    return replace(operand, node=make("cast", (operand.node,), operand.node.type))
 
 
 _NAMELESS = ("input", "constant", "index", "size")

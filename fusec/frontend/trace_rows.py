@@ -55,6 +55,9 @@ _EXCEPTIONS = {
     "special_xlog1py": "where(other != other, nan, where(self == 0, 0, self * log1p(other)))",
 }
 
+# Of these a digit decides: operands are rounded as PyTorch stores them.
+EXACT = words("eq ne")
+
 # Operators that reduce: the function of the language, which gets ``axis=``.
 REDUCTIONS: Mapping[str, str] = MappingProxyType(
     {

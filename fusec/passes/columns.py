@@ -3,6 +3,7 @@
 Before: a Plan in which a row reduction and column reductions read the same tensors, each by itself;
 what the columns add up may be what the rows come to. After: the row kernel adds up its rows, block
 by block, and the column reduction adds up the blocks, in their order; the tensors are read once.
+What a column reduction computes for every row beside its sums, the row kernel computes.
 How many blocks there are is for the schedule to say, at a call: it is the length of the axis
 ``CHUNKS``. May import ``fusec.ir`` and ``passes/fuse.py``.
 """
@@ -56,11 +57,19 @@ def _fits(row: Region, column: Region) -> bool:
     if any(root.output is None for root in column.roots) or not {*column.reads} <= at_hand:
         return False
     sums = _sums(column)
+    if any(s in _below(r.node, column) for r in column.roots if _is_whole(r, column) for s in sums):
+        return False  # what every row needs of the sums is known after all rows
     plain = all(s.op.name == "sum" and s.dtype.is_float for s in sums)
     nested = any(n in sums for s in sums for n in _below(s.args[0], column))
     # What is made of the sums is for another kernel, which reads nothing else.
     besides = {node for _, node in column.reads} & _besides(column, sums)
     return plain and not nested and not besides and _reads(column) <= _reads(row)
+
+
+def _is_whole(root: Root, column: Region) -> bool:
+    """Whether a result has an element for every row, or for some of the axes that are summed."""
+    shape = root.node.shape
+    return any(-axis <= len(shape) and shape[axis] != 1 for axis in column.axes)
 
 
 def _stop(region: Region) -> set[Node]:
@@ -133,14 +142,16 @@ def _carried(plan: Plan, row: Region, column: Region) -> Plan:
         stands[node] = whole
         columns.append((name, node.args[0]))
         reads.append((name, part))
-    roots = tuple(Root(r.name, _over(r.node, stands), r.output) for r in column.roots)
+    along = tuple(r for r in column.roots if _is_whole(r, column))
+    joined = (r for r in column.roots if r not in along)
+    roots = tuple(Root(r.name, _over(r.node, stands), r.output) for r in joined)
     rest = [r for r in plan.regions if r is not row and r is not column]
     wanted = {node for other in rest for _, node in other.reads}
     every = (*row.columns, *columns)
     blocks = ", ".join(name for name, _ in every)
     carrier = replace(
         row,
-        roots=tuple(r for r in row.roots if r.output is not None or r.node in wanted),
+        roots=(*(r for r in row.roots if r.output is not None or r.node in wanted), *along),
         columns=every,
         reason=f"{row.reason.partition(_ADDED)[0]}{_ADDED}{blocks}",
     )

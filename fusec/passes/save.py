@@ -32,6 +32,7 @@ from fusec.passes.idioms import summed
 
 NOMINAL = 1024  # the length that a named axis is taken to have
 _FREE = ("constant", "index", "size")
+_STORED = ("input", "gather", "cast")  # of these, a value of 16 bits is one
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +74,8 @@ def choose(graph: Graph, backward: Graph) -> tuple[Crossing, ...]:
     """What of ``graph`` its gradient ``backward`` should start from, in program order."""
     own = set(graph.nodes())
     used = _used(own, backward)
-    results = {o.node: o.name for o in graph.outputs}
+    compared = _compared(backward)
+    results = {o.node: o.name for o in graph.outputs if o.node not in compared}
     network = Network()
     order = [n for n in graph.nodes() if not _is_free(n)]
     for node in order:
@@ -100,6 +102,17 @@ def _used(own: set[Node], backward: Graph) -> list[Node]:
             # A gather reads its own elements, of an input that is not read as a whole.
             found.update((a, None) for a in node.args if a in own)
     return [n for n in found if not _is_free(n)]
+
+
+def _compared(backward: Graph) -> set[Node]:
+    """Values of 16 bits that are looked for among those that they were chosen from, as the gradient
+    of a maximum does: a result is rounded, and those are not unless they were read.
+    """
+    found: set[Node] = set()
+    for node in backward.nodes():
+        if node.op.name in ("eq", "ne"):
+            found.update(a for a in node.args if a.dtype is not a.dtype.compute)
+    return {n for n in found if not all(a.op.name in _STORED for a in n.args)}
 
 
 def _wire(network: Network, node: Node, results: Mapping[Node, str]) -> None:
