@@ -132,7 +132,11 @@ class Reducer:
         """Positions along one axis, of a value or of all inputs together."""
         shape, axes = self._space(of, axis, "index")
         if len(axes) > 1:
-            raise self.place.error(UnsupportedError, "index takes one axis")
+            raise self.place.error(
+                UnsupportedError,
+                f"index, argmax and argmin take one axis, and here are {len(axes)}",
+                hint="name one, as in 'argmax(x, axis=0)'",
+            )
         if not axes:
             return Tensor(self.place.note(constant(0, I64)))
         extent = shape[axes[0]]

@@ -87,9 +87,10 @@ STAY: Mapping[str, str] = MappingProxyType(
         ),
         **dict.fromkeys(
             words("cat stack constant_pad_nd slice_backward select_backward slice_scatter"
-                   " select_scatter roll flip repeat"),
+                   " select_scatter repeat"),
             "it puts tensors together",
         ),
+        **dict.fromkeys(words("roll flip"), "it moves elements"),
         **dict.fromkeys(
             MATRIX_PRODUCTS | words("convolution_backward"), "it multiplies matrices"
         ),

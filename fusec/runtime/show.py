@@ -280,7 +280,10 @@ def _needs(view: View, special: Specialization, laid: LaidOut, target: Target) -
     """What a thread of each kernel of a region needs, built for ``target``."""
     laid, codes = view.settled(special, laid, target)
     where = f"{target} in {LANGUAGES[laid.backend]}"
-    said = [f"  {where}: {code.facts or 'facts of an unknown form'}" for code in codes]
+    said = []
+    for number, code in enumerate(codes, 1):
+        which = f", kernel {number} of {len(codes)}" if len(codes) > 1 else ""
+        said.append(f"  {where}{which}: {code.facts or 'facts of an unknown form'}")
     return [*said, f"  {laid.relaxed}"] if laid.relaxed else said
 
 

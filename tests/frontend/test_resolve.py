@@ -147,7 +147,12 @@ def values_for(text: str) -> dict[str, Any]:
         ("norm(x, p=3)", UnsupportedError, "1:1: error: norm takes p=1, p=2 or p=inf"),
         ("sum(x, keepdim=x)", DTypeError, "1:1: error: keepdim must be true or false"),
         ("var(x, unbiased=3)", DTypeError, "1:1: error: unbiased must be true or false"),
-        ("index(X, axis=all)", UnsupportedError, "1:1: error: index takes one axis"),
+        (
+            "index(X, axis=all)",
+            UnsupportedError,
+            "1:1: error: index, argmax and argmin take one axis",
+        ),
+        ("argmax(X, axis=(0, 1))", UnsupportedError, "1:1: error: index, argmax"),
         ("index(-1) + sum(x) + sum(y)", ShapeError, "1:1: error: index(-1) has no one meaning"),
         ("sum(X, axis=0)[i]", UnsupportedError, "1:1: error: x[t] of a reduction over another"),
     ],
