@@ -32,7 +32,8 @@ from fusec.passes.idioms import summed
 
 NOMINAL = 1024  # the length that a named axis is taken to have
 _FREE = ("constant", "index", "size")
-_STORED = ("input", "gather", "cast")  # of these, a value of 16 bits is one
+_STORED = ("input", "gather")  # of these a maximum is one, whoever finds it
+_NEVER = 1 << 62  # more bytes than anything has
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +75,12 @@ def choose(graph: Graph, backward: Graph) -> tuple[Crossing, ...]:
     """What of ``graph`` its gradient ``backward`` should start from, in program order."""
     own = set(graph.nodes())
     used = _used(own, backward)
-    compared = _compared(backward)
-    results = {o.node: o.name for o in graph.outputs if o.node not in compared}
+    results = {o.node: o.name for o in graph.outputs}
+    compared = found_again(backward)
     network = Network()
     order = [n for n in graph.nodes() if not _is_free(n)]
     for node in order:
-        _wire(network, node, results)
+        _wire(network, node, results, node in compared)
     for node in used:
         network.connect((node, "out"), "gradient")
     near = network.near_side("program", "gradient")
@@ -104,19 +105,20 @@ def _used(own: set[Node], backward: Graph) -> list[Node]:
     return [n for n in found if not _is_free(n)]
 
 
-def _compared(backward: Graph) -> set[Node]:
-    """Values of 16 bits that are looked for among those that they were chosen from, as the gradient
-    of a maximum does: a result is rounded, and those are not unless they were read.
+def found_again(graph: Graph) -> set[Node]:
+    """Reductions that are looked for among what they were chosen from, as the gradient of a maximum
+    does. If that is computed, it is only the same digit for digit where one kernel has both: a
+    result is rounded to its type, and another kernel may be in another language.
     """
     found: set[Node] = set()
-    for node in backward.nodes():
+    for node in graph.nodes():
         if node.op.name in ("eq", "ne"):
-            found.update(a for a in node.args if a.dtype is not a.dtype.compute)
-    return {n for n in found if not all(a.op.name in _STORED for a in n.args)}
+            found.update(a for a in node.args if a.op.kind is Kind.REDUCTION)
+    return {n for n in found if n.args[0].op.name not in _STORED}
 
 
-def _wire(network: Network, node: Node, results: Mapping[Node, str]) -> None:
-    """What it costs to have ``node`` at hand, as capacities."""
+def _wire(network: Network, node: Node, results: Mapping[Node, str], again: bool) -> None:
+    """What it costs to have ``node`` at hand, as capacities; ``again``: it has to be computed."""
     size = elements(node.shape)
     read = size * node.dtype.itemsize
     if node.op.name == "input":
@@ -124,7 +126,8 @@ def _wire(network: Network, node: Node, results: Mapping[Node, str]) -> None:
         network.connect((node, "in"), (node, "out"), read)
         return
     kept = 2 * size * node.dtype.compute.itemsize + 1  # of equally cheap ones, nothing is kept
-    network.connect((node, "in"), (node, "out"), min(read, kept) if node in results else kept)
+    least = min(read, kept) if node in results else kept
+    network.connect((node, "in"), (node, "out"), _NEVER if again else least)
     gathers = node.op.name == "gather"
     if gathers:
         network.connect("program", (node, "in"), read)

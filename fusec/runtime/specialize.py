@@ -29,6 +29,7 @@ from fusec.passes.columns import CHUNKS, carry_columns
 from fusec.passes.fuse import Plan, Region, plan
 from fusec.passes.pipeline import dump_directory
 from fusec.passes.pipeline import run as run_passes
+from fusec.passes.save import found_again
 from fusec.runtime.casts import as_pytorch
 from fusec.runtime.cubin import Facts
 from fusec.runtime.formula import Formula
@@ -78,6 +79,7 @@ class Specialization:
     equal: tuple[tuple[Dim, Dim], ...]
     regions: tuple[tuple[Region, tuple[Operand, ...]], ...]
     dump: Path | None = None  # where FUSEC_DUMP wants the sources of this program
+    one_language: bool = False  # kernels have to come to the same digits, those of one another
     built: dict[tuple[object, ...], Any] = field(default_factory=dict)
     # The same with column reductions taken along by rows: as many as can be first.
     carried: tuple[Specialization, ...] = ()
@@ -169,7 +171,8 @@ def _of_plan(
     dump: Path | None,
 ) -> Specialization:
     regions = tuple((region, operands(region)) for region in made.regions)
-    return Specialization(formula, specs, made, equal, regions, dump)
+    alike = bool(found_again(made.graph))
+    return Specialization(formula, specs, made, equal, regions, dump, alike)
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +259,7 @@ def lay_out(
     arrangement = arrange(region, accesses, sizes, strides, invariant and backend != "cpp")
     form, reason = form_of(region, arrangement), None
     running, count = runs_along(region, CUDA.online), len(reductions_of(region))
-    if where.automatic and backend == "triton":
+    if where.automatic and backend == "triton" and not special.one_language:
         alone = not region.columns  # Triton can take sums over the rows along
         reason = prefer_cuda(form, accesses, arrangement, where.capability, running, alone, count)
         reason = reason if reason is not None and _compiles_cuda() else None

@@ -65,6 +65,9 @@ ENTROPY = "p = softmax(x)\n-sum(p * log_softmax(x))"
         ("var(x)", ((1 << 26) + 1,), torch.bfloat16, ODD),
         ("sum(x, axis=0)", (4097, 64), torch.float32, None),
         ("x * 2", (64, 4097), torch.float32, None),
+        ("max(exp(x))", (64, 4097), torch.float32, ODD),
+        ("where(x == max(x), x, 0)", (64, 4097), torch.float32, ODD),
+        ("where(exp(x) == max(exp(x)), x, 0)", (64, 4097), torch.float32, None),
     ],
 )
 def test_what_runs_as_cuda(
