@@ -9,7 +9,8 @@ or computed again, whichever moves the fewest bytes:
 - an input or a result costs its bytes once, to be read;
 - anything else that is kept costs its bytes twice, to be written and read, in its compute type;
 - what is computed again costs nothing itself, but what it is computed from has to be there;
-- a reduction that is computed again costs one more sweep over what it reduces.
+- a reduction that is computed again costs one more sweep over what it reduces; a maximum of what is
+  computed is never read, since the gradient looks for it among values that are computed again.
 
 The cheapest choice is a minimum cut between the inputs and what the gradient uses; of several
 equally cheap ones the one nearest to the gradient is taken, which leaves the least to compute
