@@ -235,6 +235,31 @@ def test_group_norms_are_fused(affine: bool, layout: torch.memory_format) -> Non
     assert left == {"convolution", "convolution_backward"}
 
 
+@pytest.mark.parametrize(
+    ("model", "shape"),
+    [
+        (nn.Sequential(nn.Linear(16, 8), nn.LayerNorm(8), nn.SiLU()), (2, 5, 16)),
+        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.GroupNorm(2, 8), nn.SiLU()), (2, 3, 9, 9)),
+        (nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.SiLU()), (2, 3, 9, 9)),
+    ],
+)
+def test_norms_under_autocast(model: nn.Module, shape: tuple[int, ...]) -> None:
+    """Of 16-bit values with float32 weights, what a norm keeps has another type than PyTorch says
+    while it traces.
+    """
+    twin = copy.deepcopy(model)
+    fast, x = compiled(model), torch.randn(shape)
+    for _ in range(2):
+        with torch.autocast("cpu", torch.bfloat16):
+            own, expected = fast(x), twin(x)
+        assert own.dtype is expected.dtype
+        torch.testing.assert_close(own, expected)
+        own.float().pow(2).mean().backward()
+        expected.float().pow(2).mean().backward()
+    for mine, theirs in zip(model.parameters(), twin.parameters(), strict=True):
+        torch.testing.assert_close(mine.grad, theirs.grad, rtol=1e-2, atol=1e-3)
+
+
 def test_types_that_fusec_lacks_stay_with_pytorch() -> None:
     def f(x: torch.Tensor) -> torch.Tensor:
         return torch.fft.fft(x).abs().exp() * 2 + x

@@ -30,6 +30,7 @@ _VIEWS = words(
     " transpose t expand slice select split split_with_sizes unbind"
 )
 _SOURCES = words("scalar_tensor full zeros ones empty arange")
+_NORMS = ("native_layer_norm", "native_group_norm", "native_batch_norm")  # and their backwards
 
 
 @dataclass(slots=True)
@@ -145,6 +146,8 @@ class Operations:
         refuse(target, name, overload, NOWHERE)
         arguments = self._arguments(node)
         _check(leaves(arguments), leaves(value))
+        if name.lstrip("_").startswith(_NORMS) and _mixes(leaves(arguments)):
+            raise UnsupportedError("its weights are of another type than what it norms")
         if target.namespace == "aten" and knows(name, overload):
             positional, by_name = arguments
             call = Call(
@@ -195,6 +198,15 @@ def _check(given: Iterator[Any], made: Iterator[Any]) -> None:
         devices.add(value.device)
     if len(devices) > 1:
         raise UnsupportedError("its tensors are on several devices")
+
+
+def _mixes(given: Iterator[Any]) -> bool:
+    """Whether tensors on a CPU are of several types: then norms keep their statistics in another
+    type than PyTorch says while it traces, and their backward insists on it.
+    """
+    tensors = [v for v in given if is_tensor(v)]
+    own = {v.dtype for v in tensors if v.dtype.is_floating_point}
+    return len(own) > 1 and any(v.device.type == "cpu" for v in tensors)
 
 
 def writes(node: Any) -> bool:

@@ -322,12 +322,18 @@ def _of_the_user(call: Call, error: UnsupportedError) -> UnsupportedError:
 
 
 def _stored(operand: Any) -> Any:
-    """An operand as PyTorch has stored it: what is computed in 16 bits is rounded."""
-    if not isinstance(operand, Traced) or operand.node.dtype is operand.node.dtype.compute:
+    """An operand as PyTorch has stored it: what is computed in 16 bits is rounded, and what is made
+    wider of it is made of that.
+    """
+    if not isinstance(operand, Traced):
         return operand
-    if operand.node.op.name in ("input", "gather", "cast"):
+    node = operand.node
+    wider = node.op.name == "cast" and node.dtype.is_float
+    value = node.args[0] if wider else node
+    if value.dtype is value.dtype.compute or value.op.name in ("input", "gather", "cast"):
         return operand
-    return replace(operand, node=make("cast", (operand.node,), operand.node.type))
+    rounded = make("cast", (value,), value.type)
+    return replace(operand, node=make("cast", (rounded,), node.type) if wider else rounded)
 
 
 _NAMELESS = ("input", "constant", "index", "size")

@@ -182,6 +182,8 @@ class Recorder:
                 result = _quotient(result)
             if name == "gather" and args[0].dim() and args[2].dim():
                 _compare_lengths(args[0].shape, args[2].shape)
+            if name == "nll_loss2d_forward":
+                _compare_lengths((args[0].shape[0], *args[0].shape[2:]), args[1].shape)
             origin = _label(self.outer[0]) if self.outer else None
             given = named(func, args, kwargs)
             self._keep(Call(name, overload, given, result, where, tracked, origin))
@@ -244,7 +246,7 @@ def in_the_place_of(standins: dict[int, Any]) -> Any:
 
 def _compare_lengths(own: Sequence[Any], others: Sequence[Any]) -> None:
     """Guards on which lengths are equal. PyTorch makes none for a gather, which takes positions for
-    some of the rows only.
+    some of the rows only, and none for a loss of images.
     """
     for length, other in zip(own, others, strict=True):
         bool(length == other)

@@ -56,7 +56,7 @@ _EXCEPTIONS = {
 }
 
 # Of these a digit decides: operands are rounded as PyTorch stores them.
-EXACT = words("eq ne")
+EXACT = words("eq ne isinf isfinite nan_to_num")
 
 # Operators that reduce: the function of the language, which gets ``axis=``.
 REDUCTIONS: Mapping[str, str] = MappingProxyType(

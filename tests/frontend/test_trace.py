@@ -418,3 +418,45 @@ def test_gradients(name: str) -> None:
         total = sum((r * torch.linspace(0, 1, r.numel()).view(r.shape)).sum() for r in results)
         found.append(torch.autograd.grad(total, tracked))
     same(*found, 1e-10)
+
+
+@pytest.mark.parametrize("reduction", ["mean", "sum", "none"])
+@pytest.mark.parametrize("shape", [(2, 19, 16, 17), (2, 19, 16, 16), (3, 19, 5, 4)])
+def test_a_cross_entropy_of_images(shape: tuple[int, ...], reduction: str) -> None:
+    classes = torch.randint(0, 19, (shape[0], *shape[2:]))
+    mine, theirs = (torch.randn(shape, generator=seeded()).requires_grad_() for _ in range(2))
+    function = fusec.compile(lambda x, t: F.cross_entropy(x * 2, t, reduction=reduction))
+    found, expected = (
+        function(mine, classes),
+        F.cross_entropy(theirs * 2, classes, reduction=reduction),
+    )
+    same(found, expected, 1e-5)
+    found.sum().backward()
+    expected.sum().backward()
+    same(mine.grad, theirs.grad, 1e-5)
+
+
+def seeded() -> torch.Generator:
+    return torch.Generator().manual_seed(3)
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
+def test_what_overflows_in_16_bits_is_found(dtype: torch.dtype) -> None:
+    """As PyTorch finds it in what it has stored."""
+
+    def overflow(x: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        y = x * torch.finfo(dtype).max * 2
+        finite = torch.nan_to_num(y)
+        return (
+            y,
+            y.isinf(),
+            y.isfinite(),
+            y == torch.inf,
+            finite,
+            y.isinf().any(),
+            finite.abs().amax(),
+        )
+
+    x = torch.tensor([1.0, -3.0, 0.25, 0.0, torch.inf, -torch.inf]).to(dtype)
+    for found, expected in zip(fusec.compile(overflow)(x), overflow(x), strict=True):
+        assert torch.equal(found, expected)
