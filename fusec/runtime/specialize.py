@@ -171,7 +171,7 @@ def _of_plan(
     dump: Path | None,
 ) -> Specialization:
     regions = tuple((region, operands(region)) for region in made.regions)
-    alike = bool(found_again(made.graph))
+    alike = len(made.regions) > 1 and bool(found_again(made.graph))
     return Specialization(formula, specs, made, equal, regions, dump, alike)
 
 

@@ -10,6 +10,7 @@ import fusec
 ODD, LONG = "rows of odd length", "registers of several blocks"
 SHORT, ONCE = "threads that take several vectors of a short row", "a row that is read once"
 SEVERAL = "threads that exchange little"
+FOUND_AGAIN = "where(exp(x) == max(exp(x)), x, 0)"
 ENTROPY = "p = softmax(x)\n-sum(p * log_softmax(x))"
 
 
@@ -67,7 +68,8 @@ ENTROPY = "p = softmax(x)\n-sum(p * log_softmax(x))"
         ("x * 2", (64, 4097), torch.float32, None),
         ("max(exp(x))", (64, 4097), torch.float32, ODD),
         ("where(x == max(x), x, 0)", (64, 4097), torch.float32, ODD),
-        ("where(exp(x) == max(exp(x)), x, 0)", (64, 4097), torch.float32, None),
+        (FOUND_AGAIN, (64, 4097), torch.float32, ODD),
+        (f"y = {FOUND_AGAIN}\ny, sum(y, axis=0)", (64, 4097), torch.float32, None),
     ],
 )
 def test_what_runs_as_cuda(
