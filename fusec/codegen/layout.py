@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import prod
 
 from fusec.ir.node import Dim, Node, Shape, toposort
 from fusec.passes.fuse import Region
@@ -49,7 +50,11 @@ class Layout:
     @property
     def flattened(self) -> bool:
         """Whether one index runs through several axes."""
-        return any(strides and strides[-1] == WHOLE for strides in self.strides)
+        return any(map(self.is_whole, range(len(self.strides))))
+
+    def is_whole(self, operand: int) -> bool:
+        """Whether an operand lies as that index runs."""
+        return self.strides[operand][-1:] == (WHOLE,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,18 +74,11 @@ class Arrangement:
 
     @property
     def rows(self) -> int:
-        return _product(self.row_sizes)
+        return prod(self.row_sizes)
 
     @property
     def cols(self) -> int:
-        return _product(self.col_sizes)
-
-
-def _product(sizes: Sequence[int]) -> int:
-    result = 1
-    for size in sizes:
-        result *= size
-    return result
+        return prod(self.col_sizes)
 
 
 def operands(region: Region) -> tuple[Operand, ...]:
@@ -227,8 +225,8 @@ def _classify(
     spans: Sequence[Sequence[bool]],
     extents: Sequence[int],
 ) -> Arrangement:
-    row_sizes = tuple(_product([extents[a] for a in g]) for g in row_groups)
-    col_sizes = tuple(_product([extents[a] for a in g]) for g in col_groups)
+    row_sizes = tuple(prod([extents[a] for a in g]) for g in row_groups)
+    col_sizes = tuple(prod([extents[a] for a in g]) for g in col_groups)
     along_rows = {col_sizes[0]: "cols"} if len(col_sizes) == 1 else {}
     along_cols = {row_sizes[0]: "rows"} if len(row_sizes) == 1 else {}
     named = [along_rows] * len(row_groups) + [along_cols] * len(col_groups)
@@ -276,7 +274,7 @@ def regroup(
     sizes = [*arrangement.row_sizes, *arrangement.col_sizes]
     strides = [list(numbers) for numbers in arrangement.strides]
     classes = [list(own) for own in arrangement.layout.strides]
-    steps = [_product(sizes[k + 1 :]) for k in range(len(sizes))]
+    steps = [prod(sizes[k + 1 :]) for k in range(len(sizes))]
     whole = [all(own) and o.kind != "gather" for o, own in zip(accesses, classes, strict=True)]
     if any(w and numbers != steps for w, numbers in zip(whole, strides, strict=True)):
         return None

@@ -31,7 +31,6 @@ from fusec.codegen.kernel import (
     Sweep,
     Term,
 )
-from fusec.codegen.layout import WHOLE
 from fusec.codegen.pairs import reductions_of, runs_along, sweeps_of
 from fusec.codegen.sweeps import Sweeps
 from fusec.codegen.values import Values
@@ -169,7 +168,7 @@ def _header(values: Values) -> tuple[str, ...]:
         for position, operand in enumerate(values.job.accesses)
         if operand.kind != "gather"
         and values.levels[operand.node] == full
-        and (not layout.flattened or layout.strides[position][-1] == WHOLE)
+        and (not layout.flattened or layout.is_whole(position))
         and (operand.name, operand.kind == "root") in values.touched
     }
     if moved:

@@ -5,9 +5,10 @@ May import ``codegen.layout``.
 
 from __future__ import annotations
 
-from fusec.codegen.layout import WHOLE, Arrangement, Operand
+from fusec.codegen.layout import Arrangement, Operand
 
 SMALLEST_BLOCK = 64
+VECTOR_BYTES = 16  # of a load or store at its widest
 # From here on offsets are int64; blocks may overhang by less than 2**20.
 WIDE_OFFSETS = 2**31 - 2**20
 FULL_GRID = 2048  # programs that keep any present GPU busy
@@ -15,9 +16,9 @@ FULL_GRID = 2048  # programs that keep any present GPU busy
 
 def is_tile(operand: int, arrangement: Arrangement) -> bool:
     """Whether an operand varies along both the rows and the columns, as a row of data does."""
-    strides = arrangement.layout.strides[operand]
     if arrangement.layout.flattened:
-        return strides[-1] == WHOLE
+        return arrangement.layout.is_whole(operand)
+    strides = arrangement.layout.strides[operand]
     rows = len(arrangement.layout.rows)
     return any(strides[rows:]) and (any(strides[:rows]) or not rows)
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 
 from fusec.codegen.kernel import Form
 from fusec.codegen.layout import Arrangement, Operand
-from fusec.codegen.operand_facts import is_alike, is_tile, rows_contiguous
-from fusec.codegen.schedule_cuda import CLUSTERS_SINCE, READ_COLUMNS, VECTOR_BYTES, is_read_only
+from fusec.codegen.operand_facts import VECTOR_BYTES, is_alike, is_tile, rows_contiguous
+from fusec.codegen.schedule_cuda import CLUSTERS_SINCE, READ_COLUMNS, is_read_only
 
 # Rows between these are looked at; above them Triton's loop is as quick as any.
 PREFERRED_COLUMNS = 1024, 1 << 20
@@ -56,6 +56,7 @@ def prefer_cuda(
         return None if _rows_share(accesses, arrangement) else LOOPED
     wide = columns % 4 == 0 and _rows_share(accesses, arrangement)
     least = _least_uneven(read, width, alone and not wide)
+    # Reductions that wait for others read a row of 32 bits twice, and Triton's join as they go.
     twice = width > 2 and reductions > 1 and not running
     if not even and least <= columns and not (twice and columns > PREFERRED_COLUMNS[1]):
         return "rows of odd length begin between wide loads, which Triton then does not use"

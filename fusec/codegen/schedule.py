@@ -17,6 +17,7 @@ from fusec.codegen.layout import Arrangement, Operand, regroup
 from fusec.codegen.operand_facts import (
     FULL_GRID,
     SMALLEST_BLOCK,
+    VECTOR_BYTES,
     WIDE_OFFSETS,
     cover,
     is_alike,
@@ -72,7 +73,6 @@ SHORTEST_BLOCK = 2  # that a row fills, of which a program has many then
 SHORTEST_COLUMNS, SHORTEST_TILE = 7, (512, 8)  # sums of rows: how many rows to a program, warps
 SQUARE = 64  # elements along each side of a tile of which an operand is transposed
 ELEMENTS_PER_PROGRAM = 2048  # of 16 bits; half as many of 32
-VECTOR_BYTES = 16  # of a load or store at its widest
 # Of rows that are made to begin at vectors: how many there are at least, how long they had better
 # be, and what a program takes of them.
 LEAST_REGROUPED, LONG_REGROUPED, REGROUPED_TILE = 16, 1024, (8, 256)

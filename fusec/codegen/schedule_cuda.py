@@ -11,9 +11,15 @@ from dataclasses import replace
 
 from fusec.codegen.kernel import Config, Form
 from fusec.codegen.layout import Arrangement, Operand
-from fusec.codegen.operand_facts import FULL_GRID, WIDE_OFFSETS, is_tile, rows_contiguous, splits_of
+from fusec.codegen.operand_facts import (
+    FULL_GRID,
+    VECTOR_BYTES,
+    WIDE_OFFSETS,
+    is_tile,
+    rows_contiguous,
+    splits_of,
+)
 
-VECTOR_BYTES = 16  # the widest load there is
 FLAT_THREADS, FLAT_VECTORS = 128, 2
 TILE_THREADS, TILE_VECTORS = 256, 4
 HELD_WORDS = 32  # registers in which a thread holds what it has loaded of a row

@@ -245,7 +245,7 @@ class Converter:
         operands = {k: v for k, v in call.arguments.items() if not isinstance(v, str)}
         operands = {k: self.operand(v) for k, v in operands.items() if v is not None}
         if call.name in rows.EXACT:
-            operands = {k: _stored(v) for k, v in operands.items()}
+            operands = {k: self._stored(v) for k, v in operands.items()}
         text = rows.EXPRESSIONS.get(call.overload) or rows.EXPRESSIONS.get(call.name)
         if text is None:
             text = _text(rows.SAME_NAMES[call.name], tuple(operands))
@@ -263,6 +263,21 @@ class Converter:
         if not hasattr(value, "untyped_storage"):
             return value
         return self.tensor(value, whole=False)
+
+    def _stored(self, operand: Any) -> Any:
+        """An operand as PyTorch has stored it: what is computed in 16 bits is rounded, and what is
+        made wider of it is made of that.
+        """
+        if not isinstance(operand, Traced) or not operand.node.dtype.is_float:
+            return operand
+        node = operand.node
+        value = node.args[0] if node.op.name == "cast" else node
+        if not value.dtype.is_float:
+            return operand
+        rounded = self.builder.cast(Tensor(value), value.dtype)
+        if rounded.node is value:
+            return operand
+        return replace(operand, node=self.builder.cast(rounded, node.dtype).node)
 
     def reduction(self, call: Call) -> Traced:
         """A reduction, by the function of the language that the table names."""
@@ -319,21 +334,6 @@ def _of_the_user(call: Call, error: UnsupportedError) -> UnsupportedError:
         span=error.diagnostic.span,
         hint="call it outside, between fused functions",
     )
-
-
-def _stored(operand: Any) -> Any:
-    """An operand as PyTorch has stored it: what is computed in 16 bits is rounded, and what is made
-    wider of it is made of that.
-    """
-    if not isinstance(operand, Traced):
-        return operand
-    node = operand.node
-    wider = node.op.name == "cast" and node.dtype.is_float
-    value = node.args[0] if wider else node
-    if value.dtype is value.dtype.compute or value.op.name in ("input", "gather", "cast"):
-        return operand
-    rounded = make("cast", (value,), value.type)
-    return replace(operand, node=make("cast", (rounded,), node.type) if wider else rounded)
 
 
 _NAMELESS = ("input", "constant", "index", "size")
