@@ -155,7 +155,8 @@ def _read_again(
     size = arrangement.cols * sum(accesses[k].node.dtype.itemsize for k in rows)
     if not (twice and config.even and config.block_rows == 1) or size < REREAD_ROW_BYTES:
         return config
-    warps = min(32, max(1, size // (32 * REREAD_THREAD_BYTES)))
+    wanted = min(32, max(1, size // (32 * REREAD_THREAD_BYTES)))
+    warps = 1 << wanted.bit_length() - 1  # three operands, or of two types, make no power of two
     shared = arrangement.cols * sum(accesses[k].node.dtype.itemsize for k in alike)
     if size * (RESIDENT_THREADS // (32 * warps)) + shared > CACHED_BYTES:
         return config

@@ -64,6 +64,23 @@ def test_others_stay_in_registers(rows: int, cols: int) -> None:
     assert "evict" not in source(NORM, rows, cols)
 
 
+@pytest.mark.parametrize("text", ["rms_norm(x + y + z, w)", "rms_norm(x + y + z + u + v, w)"])
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+@pytest.mark.parametrize("cols", [1024, 2048])
+def test_several_operands_make_a_power_of_two_of_warps(
+    text: str, dtype: torch.dtype, cols: int
+) -> None:
+    """Triton takes no other, and three rows of a KiB each would have three."""
+    function = fusec.compile(text, backend="triton")
+    kinds = {"x": torch.float32}  # and with one of another type
+    inputs = [
+        torch.empty(cols if n in SHARED else (1 << 15, cols), device="meta",
+                    dtype=kinds.get(n, dtype))
+        for n in function.inputs
+    ]  # fmt: skip
+    assert "registers" in function.show("plan", *inputs, target="sm_90")
+
+
 def test_what_is_gathered_from_is_no_row_that_is_read_again() -> None:
     x = torch.empty(1 << 15, 4096, device="meta")
     t = torch.empty(1 << 15, dtype=torch.int64, device="meta")
