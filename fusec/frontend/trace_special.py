@@ -210,7 +210,8 @@ def _layer_norm(convert: Converter, call: Call) -> Any:
     scale = convert.pointwise("rsqrt(v + eps)", v=spread, eps=arguments["eps"])
     given = {k: arguments[k] for k in ("weight", "bias") if arguments.get(k) is not None}
     per_column = {k: convert.tensor(v) for k, v in given.items()}
-    return _scaled(convert, less, scale, per_column), centre, scale
+    statistics = _statistics(convert, call, centre, scale)
+    return _scaled(convert, less, scale, per_column), *statistics
 
 
 @_TABLE.of("native_group_norm")
@@ -225,7 +226,17 @@ def _group_norm(convert: Converter, call: Call) -> Any:
     scale = convert.pointwise("rsqrt(v + eps)", v=spread, eps=call.arguments["eps"])
     result = _scaled(convert, less, scale, _of_channels(convert, call, len(wanted)))
     result = replace(result, after=(Step("reshape", whole.lengths),))
-    return result, squeezed(centre, wanted), squeezed(scale, wanted)
+    statistics = squeezed(centre, wanted), squeezed(scale, wanted)
+    return result, *_statistics(convert, call, *statistics)
+
+
+def _statistics(convert: Converter, call: Call, *statistics: Traced) -> tuple[Traced, ...]:
+    """The statistics of a norm, which PyTorch keeps in more bits than what it norms on a GPU."""
+    found = []
+    for value, tensor in zip(statistics, call.result[1:], strict=True):
+        dtype = convert.dtype(tensor.dtype)
+        found.append(replace(value, node=convert.builder.cast(value.operand(), dtype).node))
+    return tuple(found)
 
 
 @_TABLE.of("native_group_norm_backward")
