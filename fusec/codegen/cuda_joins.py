@@ -37,6 +37,15 @@ __device__ T across_block(T value, T (&slots)[WARPS]) {
 }
 """
 
+_MOST_LANES = """
+// The largest power of two of lanes of a warp that so many slots fill.
+__device__ constexpr int most_lanes(int slots) {
+  int lanes = 1;
+  while (lanes < 32 && 2 * lanes <= slots) lanes *= 2;
+  return lanes;
+}
+"""
+
 _OPEN_BARRIER = """
 // Makes a barrier at which one thread arrives in each phase.
 __device__ void open_barrier(unsigned long long& barrier) {
@@ -89,7 +98,7 @@ _ACROSS_CLUSTER = """
 template <class Join, class T>
 __device__ T across_cluster(T value, unsigned long long (&slots)[CLUSTER * WARPS],
                             unsigned long long& barrier) {
-  constexpr int SLOTS = CLUSTER * WARPS, WIDTH = SLOTS < 32 ? SLOTS : 32;
+  constexpr int SLOTS = CLUSTER * WARPS, WIDTH = most_lanes(SLOTS);
   value = across_lanes<Join, 32>(value);
   const int lane = threadIdx.x % 32, mine = blockIdx.x % CLUSTER * WARPS + threadIdx.x / 32;
   if (threadIdx.x == 0) expect(barrier, sizeof(slots));
@@ -136,7 +145,7 @@ _ACROSS_CLUSTER_IN_TURN = """
 // every block of the cluster. Nobody is two turns ahead of another.
 template <class Join, class T>
 __device__ T across_cluster_in_turn(T value, Meeting& meeting, int turn) {
-  constexpr int SLOTS = CLUSTER * GROUP / 32, WIDTH = SLOTS < 32 ? SLOTS : 32;
+  constexpr int SLOTS = CLUSTER * GROUP / 32, WIDTH = most_lanes(SLOTS);
   auto& slots = meeting.slots[turn % 2];
   auto& barrier = meeting.barrier[turn % 2];
   value = across_lanes<Join, 32>(value);
@@ -180,7 +189,7 @@ __device__ void online_across_cluster(T& largest, T& total,
                                       unsigned long long& largest_barrier,
                                       unsigned long long (&total_slots)[CLUSTER * WARPS],
                                       unsigned long long& total_barrier, Exp exponential) {
-  constexpr int SLOTS = CLUSTER * WARPS, WIDTH = SLOTS < 32 ? SLOTS : 32;
+  constexpr int SLOTS = CLUSTER * WARPS, WIDTH = most_lanes(SLOTS);
   const T peak = across_lanes<Maximum, 32>(largest);
   total = across_lanes<Sum, 32>(total * exponential(largest - finite_base(peak)));
   const int lane = threadIdx.x % 32, mine = blockIdx.x % CLUSTER * WARPS + threadIdx.x / 32;
@@ -245,6 +254,7 @@ JOINS: dict[str, str] = {
     "Minimum": _JOINER.format(name="Minimum", joined="minimum(a, b)"),
     "across_lanes": _ACROSS_LANES,
     "across_block": _ACROSS_BLOCK,
+    "most_lanes": _MOST_LANES,
     "open_barrier": _OPEN_BARRIER,
     "expect": _EXPECT,
     "send": _SEND,
