@@ -22,10 +22,11 @@ from fusec.frontend.trace_special import knows
 from fusec.ir.dtypes import by_torch_name
 
 COMPUTE, VIEW, SOURCE, LEFT = "compute", "view", "source", "left"
+STAYS = "stays"  # in a node's meta: why PyTorch runs it, where a pass over the graph says so
 # Views that only repeat: a kernel reads what they are of, so each region has its own.
 SPREADS = words("expand unsqueeze")
 RESHAPES = words("view _unsafe_view reshape _reshape_alias")
-_VIEWS = words(
+VIEWS = words(
     "alias detach lift_fresh view _unsafe_view reshape _reshape_alias unsqueeze squeeze permute"
     " transpose t expand slice select split split_with_sizes unbind"
 )
@@ -55,7 +56,7 @@ class Operation:
     @property
     def counts(self) -> bool:
         """Whether it is work: it computes a tensor, and is neither a view nor an element."""
-        if self.node.op != "call_function" or self.name == "getitem" or self.name in _VIEWS:
+        if self.node.op != "call_function" or self.name == "getitem" or self.name in VIEWS:
             return False
         return self.kind == COMPUTE or (self.kind == LEFT and self.reason is not None)
 
@@ -133,6 +134,8 @@ class Operations:
         if getattr(target, "namespace", None) not in ("aten", "prims"):
             raise UnsupportedError("it is no operator of aten")
         name, overload = target._opname, f"{target._opname}.{target._overloadname}"
+        if STAYS in node.meta:
+            raise UnsupportedError(node.meta[STAYS])
         if any(part in name for part in ATTENTION):
             raise UnsupportedError("it is an attention")
         if name in STAY:
@@ -156,7 +159,7 @@ class Operations:
             operation.calls = [call]
         else:
             operation.calls, self.values[node] = self._parts.of(target, *arguments)
-        operation.kind = VIEW if name in _VIEWS else SOURCE if name in _SOURCES else COMPUTE
+        operation.kind = VIEW if name in VIEWS else SOURCE if name in _SOURCES else COMPUTE
 
     def _arguments(self, node: Any) -> tuple[Any, Any]:
         from torch.fx.node import map_arg
@@ -172,7 +175,7 @@ def drops_axes(view: Any, values: Mapping[Any, Any]) -> bool:
     if getattr(view.target, "_opname", "") not in RESHAPES:
         return False
     base = view.args[0]
-    if len(base.users) > 1 or getattr(base.target, "_opname", "") in _VIEWS:
+    if len(base.users) > 1 or getattr(base.target, "_opname", "") in VIEWS:
         return False
     whole, part = values[base].shape, values[view].shape
     if not all(isinstance(length, int) for length in (*whole, *part)):

@@ -15,6 +15,7 @@ from typing import Any
 from fusec.errors import FusecError
 from fusec.frontend.model_calls import COMPUTE, LEFT, VIEW
 from fusec.frontend.model_order import leanest
+from fusec.frontend.model_padded import pad_products
 from fusec.frontend.model_regions import order
 from fusec.frontend.model_sums import sum_unshaped
 from fusec.frontend.model_trace import Model, ModelRegion
@@ -47,6 +48,7 @@ def plan_graph(graph: Any, choice: Choice) -> GraphPlan:
     Nothing that fusec cannot do is an error: PyTorch does it.
     """
     sum_unshaped(graph)
+    pad_products(graph)
     model = Model()
     plans: dict[Any, Planned] = {}
     plan = GraphPlan(graph, model, plans)

@@ -42,7 +42,32 @@ def shorten(graph: Any) -> None:
         if node.op != "call_function" or getattr(target, "namespace", None) != "aten":
             continue
         name = f"{target._opname}.{target._overloadname}"
-        if name in _FUNCTIONS:
+        if name == "constant_pad_nd.default" and _is_margin(node):
+            node.target = with_margin
+        elif name in _FUNCTIONS:
             node.target = getattr(torch, _FUNCTIONS[name])
         elif name in _METHODS and node.args and "implicit" not in node.kwargs:
             node.op, node.target = "call_method", _METHODS[name]
+
+
+def _is_margin(node: Any) -> bool:
+    """Whether a node puts zeros behind the rows and columns of a matrix, and does nothing else."""
+    value, (matrix, pads, *filled) = node.meta.get("val"), node.args
+    known = "val" in matrix.meta and not node.kwargs and filled in ([], [0], [0.0])
+    behind = len(pads) == 4 and pads[0] == pads[2] == 0 and all(n >= 0 for n in pads)
+    return known and behind and value.dim() == 2 and value.is_contiguous()
+
+
+def with_margin(matrix: Any, pads: Any, *_: Any) -> Any:
+    """``constant_pad_nd`` of a matrix, which writes its zeros where no element goes only.
+
+    ``pads`` is ``[0, columns, 0, rows]``; the result is contiguous.
+    """
+    rows, columns = matrix.shape
+    made = matrix.new_empty((rows + pads[3], columns + pads[1]))
+    made[:rows, :columns].copy_(matrix)
+    if pads[1]:
+        made[:, columns:].zero_()
+    if pads[3]:
+        made[rows:].zero_()
+    return made
