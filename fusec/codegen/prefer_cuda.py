@@ -43,7 +43,7 @@ def prefer_cuda(
     """
     full = [o for k, o in enumerate(accesses) if is_tile(k, arrangement)]
     width, columns = max((o.node.dtype.itemsize for o in full), default=4), arrangement.cols
-    if capability < CLUSTERS_SINCE or not _measured(form, full, arrangement):
+    if capability < CLUSTERS_SINCE or not _measured(form, accesses, full, arrangement):
         return None
     read, even = is_read_only(accesses, arrangement), columns * width % VECTOR_BYTES == 0
     if alone and read and even and SHORT_ROW_BYTES[0] <= columns * width <= SHORT_ROW_BYTES[1]:
@@ -80,12 +80,30 @@ def _least_uneven(read: bool, width: int, alone: bool) -> int:
     return UNEVEN_READ_COLUMNS_16 if read and width <= 2 else UNEVEN_COLUMNS
 
 
-def _measured(form: Form, full: Sequence[Operand], arrangement: Arrangement) -> bool:
-    """Whether it is known which of the two is quicker: of floats that lie side by side in rows."""
+def _measured(
+    form: Form, accesses: Sequence[Operand], full: Sequence[Operand], arrangement: Arrangement
+) -> bool:
+    """Whether it is known which of the two is quicker: of floats that lie side by side in rows, all
+    of which begin alike.
+    """
     floats = all(operand.node.dtype.is_float for operand in full)
     strides = [s for k, s in enumerate(arrangement.layout.strides) if is_tile(k, arrangement)]
     rows = len(arrangement.layout.cols) == 1 and all(s[-1] == 1 for s in strides)
-    return form is Form.ROWS and floats and rows and not rows_contiguous(arrangement)
+    in_rows = form is Form.ROWS and floats and rows and not rows_contiguous(arrangement)
+    return in_rows and _begin_alike(accesses, arrangement)
+
+
+def _begin_alike(accesses: Sequence[Operand], arrangement: Arrangement) -> bool:
+    """Whether rows of all operands begin at the same places between wide loads, which those with
+    gaps behind them and those without do not: some would be moved element by element.
+    """
+    rows = len(arrangement.layout.rows)
+    found = set()
+    for k, operand in enumerate(accesses):
+        if operand.kind != "gather" and is_tile(k, arrangement):
+            lanes = VECTOR_BYTES // min(operand.node.dtype.itemsize, VECTOR_BYTES)
+            found.add(any(stride % lanes for stride in arrangement.strides[k][:rows]))
+    return len(found) < 2
 
 
 def _rows_share(accesses: Sequence[Operand], arrangement: Arrangement) -> bool:

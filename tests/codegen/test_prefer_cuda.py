@@ -97,6 +97,18 @@ def test_weights_across_vectors(columns: int, cuda: bool) -> None:
     assert ("CUDA C++ on a GPU" in plan) == cuda
 
 
+@pytest.mark.parametrize(("formula", "cuda"), [("softmax(x)", False), ("logsumexp(x)", True)])
+@pytest.mark.parametrize(("columns", "apart"), [(30522, 30528), (1001, 1008)])
+def test_rows_with_gaps_are_written_without(
+    formula: str, cuda: bool, columns: int, apart: int
+) -> None:
+    """Rows of the result begin between wide loads and those of the operand do not: CUDA C++ would
+    store single elements (0.66 ms for Triton's 0.28 over 50257 columns).
+    """
+    x = torch.empty_strided((64, columns), (apart, 1), dtype=torch.bfloat16, device="meta")
+    assert ("CUDA C++ on a GPU" in fusec.compile(formula).show("plan", x)) == cuda
+
+
 def test_long_rows_that_share_weights_stay() -> None:
     x, w = (torch.empty(*s, 1 << 22, dtype=torch.bfloat16, device="meta") for s in ((8,), ()))
     assert "CUDA C++ on a GPU" not in fusec.compile("rms_norm(x, w)").show("plan", x, w)
