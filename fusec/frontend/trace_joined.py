@@ -295,7 +295,7 @@ _RULES: Mapping[str, Rule] = {
     **dict.fromkeys(
         rows.words(
             "alias detach lift_fresh lift_fresh_copy clone contiguous positive _to_copy copy fill"
-            " gelu clamp clamp_min clamp_max div round logit log_sigmoid_forward"
+            " zero gelu clamp clamp_min clamp_max div round logit log_sigmoid_forward"
         ),
         _pointwise,
     ),

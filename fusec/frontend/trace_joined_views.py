@@ -197,12 +197,14 @@ def _reshaped(at: Operation, axis: int, made: Sequence[tuple[Any, Any, int]]) ->
     """Each part with its length along ``axis``; ``made`` has length, start and step of each."""
     import torch
 
+    aten = torch.ops.aten
     shape = list(at.result.shape)
     pieces = []
     for piece, (length, start, step) in zip(at.first.pieces, made, strict=True):
         own = [*shape[:axis], length, *shape[axis + 1 :]]
-        reshape = torch.ops.aten._unsafe_view.default
-        value = at.call(reshape, {"self": piece.tensor, "size": own})
+        order = torch.contiguous_format
+        value = at.call(aten.clone.default, {"self": piece.tensor, "memory_format": order})
+        value = at.call(aten._unsafe_view.default, {"self": value, "size": own})
         pieces.append(Piece(value, start, step))
     return at.put(at.result, axis, pieces)
 

@@ -95,9 +95,11 @@ def layout_of(
     values: Mapping[Any, Any],
 ) -> Layout | None:
     """Where parts lie for lengths that have these ``values``; None where nothing is in parts."""
+    if program.resolved is None:
+        return None
     wholes = [r.whole for r in program.results if r.whole is not None]
     pieces = _pieces(program, views, leaves, values)
-    if program.resolved is None or not (wholes or pieces):
+    if not wholes and not pieces:
         return None
     plans = [_plan(w.lengths, w.order, w.dtype, values) for w in wholes]
     parts = [(k, p) for k, whole in enumerate(wholes) for p in whole.parts]
@@ -160,11 +162,17 @@ def _pieces(
     leaves: Sequence[Any],
     values: Mapping[Any, Any],
 ) -> tuple[Pieces, ...]:
-    """The arguments that are read in pieces which do not meet."""
+    """The arguments that are read in pieces which do not meet. Some inputs are no more than owners
+    of lengths.
+    """
+    assert program.resolved is not None
+    graph = program.resolved.graph
+    read = {node.name for node in graph.nodes() if node.op.name == "input"}
     everything = [*leaves, *program.captured]
     numbers: dict[int, list[int]] = {}
     for k, (argument, _) in enumerate(views):
-        numbers.setdefault(argument, []).append(k)
+        if graph.inputs[k].name in read:
+            numbers.setdefault(argument, []).append(k)
     found = []
     for argument, own in numbers.items():
         steps = [program.views[k].steps for k in own]

@@ -128,7 +128,7 @@ FUNCTIONS: dict[str, Function] = {
     "softmax of an operand": lambda x, y: torch.cat([x[:, :3], y[:, 3:]], -1) * x.softmax(-1),
     "split again": lambda x, y: torch.mul(*(torch.cat([x, y], -1) + 1).chunk(2, -1)),
     "split elsewhere": lambda x, y: torch.mul(*torch.cat([x, y], -1)[:, 1:9].split([4, 4], -1)),
-    "split of a cut": lambda x, y: torch.mul(*torch.cat([x, y], -1).split(3, -1)[0].chunk(3, -1)[:2]),
+    "split of a cut": lambda x, y: torch.cat([x, y], -1).split(3, -1)[3].chunk(3, -1)[1] + 1,
     "middle": lambda x, y: torch.cat([x, y], -1)[:, 2:9] * 2,
     "end": lambda x, y: torch.cat([x, y], -1)[:, -2:] * torch.cat([x, y], -1)[..., :2],
     "elements": lambda x, y: torch.cat([x, y], -1)[:, 7] - torch.cat([x.t(), y.t()], 0)[-9],
