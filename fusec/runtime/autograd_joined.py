@@ -74,6 +74,8 @@ class JoinedTape(Tape):
         extra = len(self.training.outputs) - len(layout.places)
         self.places = [*layout.places, *(Place(seen + k, []) for k in range(extra))]
         moving = {p.at for p, r in zip(self.places, self.training.requiring, strict=True) if r}
+        requiring = self.training.requiring
+        moving |= {late.place.at for late in layout.late if requiring[late.output]}
         self.still = [k for k in range(seen + extra) if k not in moving]
         self.saved_inputs = _distinct(sources[k].at for k in self.kept_inputs)
         self.saved_results = _distinct(self.places[k].at for k in self.kept_outputs)
@@ -84,6 +86,7 @@ class JoinedTape(Tape):
         tensors = self.layout.tensors(self.step.device)
         outs = self.layout.parts(tensors)
         found = self.step.run(self.training.forward, values, outs)
+        self.layout.finish(tensors)
         return (*tensors, *found[len(outs) :])
 
     def saved(self, taken: Sequence[Any], results: Sequence[torch.Tensor]) -> list[Any]:
@@ -112,8 +115,7 @@ class JoinedTape(Tape):
         """The gradients of what was taken at the places ``needed``."""
         import torch
 
-        own = [None if g is None else plain(g) for g in grads]
-        parts = [None if own[p.at] is None else along(p.way, own[p.at]) for p in self.places]
+        parts = self._parts([None if g is None else plain(g) for g in grads])
         smooth = self.training.smooth
         results = tuple(k for k, g in enumerate(parts) if g is not None and smooth[k])
         wanted = [name for name, place in self.place_of.items() if place.at in needed]
@@ -137,6 +139,21 @@ class JoinedTape(Tape):
                     continue
                 along(place.way, wholes[place.at]).copy_(gradient)
             found[place.at] = wholes[place.at]
+        return found
+
+    def _parts(self, grads: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
+        """The gradients of the program's results, for those of the tensors that they lie in."""
+        found: list[torch.Tensor | None] = []
+        for place in self.places:
+            grad = grads[place.at]
+            found.append(None if grad is None else along(place.way, grad))
+        for late in self.layout.late:
+            grad = grads[late.place.at]
+            if grad is None or not self.training.smooth[late.output]:
+                continue
+            form = self.layout.plans[self.places[late.output].at]
+            part, other = late.pulled_back(along(late.place.way, grad), form), found[late.output]
+            found[late.output] = part if other is None else other + part
         return found
 
     def _like(self, k: int) -> torch.Tensor:

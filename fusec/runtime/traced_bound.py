@@ -61,10 +61,9 @@ class Bound:
         if function is None:
             return (), ()
         tracked = layout is not None and _is_tracked(views)
-        if layout is None or layout.loose or not (tracked or layout.wholes):
+        if layout is None or not (tracked or layout.wholes):
             computed = function(*views)
-            computed = computed if isinstance(computed, tuple) else (computed,)
-            return (layout.copied(computed) if layout is not None else ()), computed
+            return (), computed if isinstance(computed, tuple) else (computed,)
         if tracked:
             from fusec.runtime.autograd_joined import run_joined
 
@@ -73,6 +72,7 @@ class Bound:
         else:
             tensors = layout.tensors(device_of(views))
             function.fill(tuple(views), tuple(layout.parts(tensors)))
+            layout.finish(tensors)
         wholes = tensors[: layout.wholes]
         return wholes, layout.parts(tensors)
 

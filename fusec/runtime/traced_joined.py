@@ -11,7 +11,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fusec.frontend.trace import TracedProgram
-from fusec.frontend.trace_result import Result, Whole
 from fusec.frontend.trace_views import Step
 from fusec.runtime.prepared import BufferPlan, allocators, made
 from fusec.runtime.shapes import contiguous
@@ -42,16 +41,37 @@ class Pieces:
     all: bool
 
 
+@dataclass(frozen=True, slots=True)
+class Late:
+    """A part that is no plain result of a kernel, as it repeats some: ``output`` under the views
+    ``behind`` is copied to its place.
+    """
+
+    output: int
+    behind: Way
+    place: Place
+
+    def pulled_back(self, grad: torch.Tensor, result: BufferPlan) -> torch.Tensor:
+        """The gradient of the output, which is like ``result``, for one of the part."""
+        import torch
+
+        form = torch.empty(result.shape, dtype=grad.dtype, device=grad.device)
+        with torch.enable_grad():
+            part = along(self.behind, form.requires_grad_())
+        further = torch.is_grad_enabled()
+        (found,) = torch.autograd.grad(part, form, grad, create_graph=further)
+        return found
+
+
 @dataclass(slots=True)
 class Layout:
     """For exact shapes: ``plans`` are the tensors to make, of which the first ``wholes`` are such,
-    and ``places`` says where in them each output of the program lies. ``loose`` has for each whole
-    its parts as they are copied, where some part is no plain result of a kernel.
+    and ``places`` says where in them each output of the program lies. What is ``late`` is copied.
     """
 
     plans: tuple[BufferPlan, ...]
     places: tuple[Place, ...]
-    loose: tuple[tuple[tuple[Way, int, Way], ...], ...]
+    late: tuple[Late, ...]
     pieces: tuple[Pieces, ...]
     wholes: int
     tapes: dict[Any, Any] = field(default_factory=dict)  # of runtime.autograd_joined
@@ -72,20 +92,11 @@ class Layout:
             found.append(None if whole is None else along(place.way, whole))
         return found
 
-    def copied(self, computed: Sequence[Any]) -> list[Any]:
-        """The wholes, copied together from the outputs of a program."""
-        import torch
-
-        found = []
-        plans = self.plans[: len(self.loose)]
-        device = computed[0].device
-        for parts, (shape, strides, dtype) in zip(self.loose, plans, strict=True):
-            kind = getattr(torch, dtype)
-            whole = torch.empty_strided(shape, strides, dtype=kind, device=device)
-            for way, output, behind in parts:
-                along(way, whole).copy_(along(behind, computed[output]))
-            found.append(whole)
-        return found
+    def finish(self, tensors: Sequence[Any]) -> None:
+        """Copy what is late to its place."""
+        for late in self.late:
+            value = along(late.behind, tensors[self.places[late.output].at])
+            along(late.place.way, tensors[late.place.at]).copy_(value)
 
 
 def layout_of(
@@ -102,23 +113,23 @@ def layout_of(
     if not wholes and not pieces:
         return None
     plans = [_plan(w.lengths, w.order, w.dtype, values) for w in wholes]
-    parts = [(k, p) for k, whole in enumerate(wholes) for p in whole.parts]
-    loose: tuple[Any, ...] = ()
+    late: list[Late] = []
     places: dict[int, Place] = {}
-    if all(_is_plain(result) for _, (_, result) in parts):
-        for k, (slices, result) in parts:
+    for k, whole in enumerate(wholes):
+        for slices, result in whole.parts:
             assert result.output is not None
-            way = [*way_of(slices, values), *_without_ones(result.steps)]
-            places[result.output] = Place(k, way)
-    elif wholes:
-        loose = tuple(_copies(whole, values) for whole in wholes)
+            way = way_of(slices, values)
+            if all(step.kind == "arrange" for step in result.steps):
+                places[result.output] = Place(k, [*way, *_without_ones(result.steps)])
+            else:
+                late.append(Late(result.output, way_of(result.steps, values), Place(k, way)))
     outputs = program.resolved.graph.outputs
     for k, (output, lengths) in enumerate(zip(outputs, program.shapes, strict=True)):
         if k not in places:
             places[k] = Place(len(plans), [])
             plans.append(_plan(lengths, output.order, output.node.dtype.torch, values))
     in_order = tuple(places[k] for k in range(len(outputs)))
-    return Layout(tuple(plans), in_order, loose, pieces, len(wholes))
+    return Layout(tuple(plans), in_order, tuple(late), pieces, len(wholes))
 
 
 def _plan(
@@ -131,11 +142,6 @@ def _plan(
     return BufferPlan(shape, tuple(strides[k] for k in range(len(shape))), dtype)
 
 
-def _is_plain(result: Result) -> bool:
-    """Whether a kernel can write a part where it lies: all of it, in one order."""
-    return all(step.kind == "arrange" for step in result.steps)
-
-
 def _without_ones(steps: Sequence[Step]) -> Way:
     """From a part to what a kernel writes, which lacks axes of length 1."""
     if not steps:
@@ -143,14 +149,6 @@ def _without_ones(steps: Sequence[Step]) -> Way:
     (step,) = steps
     index = tuple(0 if axis is None else slice(None) for axis in step.parts)
     return [lambda tensor: tensor[index]]
-
-
-def _copies(whole: Whole, values: Mapping[Any, Any]) -> tuple[tuple[Way, int, Way], ...]:
-    found = []
-    for slices, result in whole.parts:
-        assert result.output is not None
-        found.append((way_of(slices, values), result.output, way_of(result.steps, values)))
-    return tuple(found)
 
 
 # -- pieces of arguments --------------------------------------------------------------------------
