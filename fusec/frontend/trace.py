@@ -60,7 +60,8 @@ class TracedProgram:
 
     ``views`` are the graph's inputs in order; argument numbers above those of the leaves stand for
     ``captured``. ``symbols`` are the names of each leaf's lengths, or of its value, and ``guards``
-    what has to hold of them. ``shapes`` has the lengths of each of the graph's outputs.
+    what has to hold of them. ``shapes`` has the lengths of each of the graph's outputs; those of
+    a region of a model are not kept.
     """
 
     source: Source

@@ -106,7 +106,7 @@ def layout_of(
     values: Mapping[Any, Any],
 ) -> Layout | None:
     """Where parts lie for lengths that have these ``values``; None where nothing is in parts."""
-    if program.resolved is None:
+    if program.resolved is None or not program.shapes:  # a region of a model has no such places
         return None
     wholes = [r.whole for r in program.results if r.whole is not None]
     pieces = _pieces(program, views, leaves, values)
