@@ -37,15 +37,19 @@ class Piece:
 class Joined:
     """A tensor in parts along ``axis``, counted from the left; they lie side by side in their
     order, or alternate: then each ``step`` is the number of parts. Parts may be in parts.
+
+    ``before`` is the tensor in parts that this one is a reshape of, where that tears parts up: then
+    it has none of its own.
     """
 
     whole: Any
     axis: int
     pieces: tuple[Piece, ...]
+    before: Joined | None = None
 
     @property
     def alternates(self) -> bool:
-        return self.pieces[0].step != 1
+        return self.before is None and self.pieces[0].step != 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,9 +95,18 @@ class Operation:
 
     def put(self, result: Any, axis: int, pieces: Sequence[Piece]) -> Any:
         """The result, in these parts."""
+        inner = (self.joins.known.get(id(piece.tensor)) for piece in pieces)
+        if not pieces or any(j is not None and j.before is not None for j in inner):
+            raise self.refused("and a view has torn up its parts")
         self.joins.known[id(result)] = Joined(result, axis, tuple(pieces))
         self.recorder.owner.add(result)
         return result
+
+    def torn(self, before: Joined) -> Any:
+        """The result, as a reshape of a tensor in parts."""
+        self.joins.known[id(self.result)] = Joined(self.result, 0, (), before)
+        self.recorder.owner.add(self.result)
+        return self.result
 
     def refused(self, why: str = "and its parts stay apart") -> Exception:
         return self.where.error(
@@ -145,6 +158,8 @@ class Joins:
             rule = _pointwise
         if rule is None or (func._schema.is_mutable and rule is not _pointwise):
             raise operation.refused()
+        if any(joined.before is not None for joined in found):
+            rule = _of_torn
         return rule(operation)
 
     def _made(
@@ -194,6 +209,25 @@ def _part(at: Operation, tensor: Any) -> Any:
     if at.name == "stack":
         tensor = at.call(aten.unsqueeze.default, {"self": tensor, "dim": at.first.axis})
     return tensor
+
+
+def _of_torn(at: Operation) -> Any:
+    """Of a tensor whose parts are torn up: another reshape, and what is elementwise and takes no
+    other tensor.
+    """
+    import torch
+    from torch.utils._pytree import tree_leaves
+
+    before = at.first.before
+    if before is not None and at.name in _RESHAPES:
+        return at.torn(before)
+    others = [v for v in tree_leaves(at.arguments) if isinstance(v, torch.Tensor)]
+    simple = at.name in rows.EXPRESSIONS or at.name in rows.SAME_NAMES or at.name in _ALONE
+    if before is None or len(others) > 1 or at.func._schema.is_mutable or not simple:
+        raise at.refused("and a view has torn up its parts")
+    name = next(k for k, v in at.arguments.items() if v is at.first.whole)
+    found = at.joins.known[id(at.again(**{name: before.whole}))]
+    return at.torn(found)
 
 
 # -- computing ------------------------------------------------------------------------------------
@@ -288,6 +322,8 @@ def _layer_norm(at: Operation) -> Any:
     return at.result
 
 
+_ALONE = rows.words("alias detach clone contiguous _to_copy gelu clamp clamp_min clamp_max")
+_RESHAPES = rows.words("view _unsafe_view reshape _reshape_alias unsqueeze squeeze")
 _OF_SHAPES = rows.words(
     "zeros_like ones_like empty_like full_like new_zeros new_ones new_empty new_full"
 )

@@ -185,12 +185,12 @@ def _stand_for(at: Operation, result: Any, func: Any, arguments: Mapping[str, An
 
 
 def _reshape(at: Operation) -> Any:
-    """As long as parts stay side by side, or those of length 1 come to alternate."""
+    """In parts as long as these stay side by side, or those of length 1 come to alternate."""
     for rule in (_kept, _merged, _divided, _alternating):
         found = rule(at, tuple(at.first.whole.shape), tuple(at.result.shape))
         if found is not None:
             return found
-    raise at.refused("and this view leaves no axis for its parts")
+    return at.torn(at.first)
 
 
 def _reshaped(at: Operation, axis: int, made: Sequence[tuple[Any, Any, int]]) -> Any:

@@ -163,6 +163,8 @@ def _in_front(convert: Converter, value: Traced, lengths: tuple[Any, ...]) -> Tr
     rank = len(value.node.shape)
     if front != tuple(range(-rank, -rank + len(front))):
         return None
+    if any(map(value.is_expanded, range(len(front)))):
+        return None
     stay = rank - len(front)
     made = lengths[: len(lengths) - same]
     node = convert.views.reshaped(value.node, stay, len(front), made)

@@ -7,7 +7,7 @@ the ``trace_*`` modules but ``trace`` itself.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fusec.errors import UnsupportedError
@@ -91,7 +91,11 @@ class Results:
 
     def _whole(self, joined: Joined) -> Result:
         """A concatenation, each of whose parts is an output."""
-        whole, length = joined.whole, self.convert.length
+        length = self.convert.length
+        if joined.before is not None:
+            step = Step("reshape", tuple(map(length, joined.whole.shape)))
+            return replace(self._whole(joined.before), steps=(step,))
+        whole = joined.whole
         order = axes_in_memory(whole, range(whole.dim()))
         parts = []
         for tensor, slices in self._parts(joined, ()):

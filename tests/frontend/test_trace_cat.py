@@ -143,6 +143,12 @@ FUNCTIONS: dict[str, Function] = {
     "viewed": lambda x, y: torch.cat([x, y], -1).view(2, 2, 12) * 2,
     "viewed in heads": lambda x, y: torch.cat([x, y], -1).view(4, 4, 3) * 2,
     "viewed in halves": lambda x, y: torch.cat([x, y], -1).view(4, 2, 6).sum(-1),
+    "viewed flat": lambda x, y: torch.cat([x, y], -1).view(-1)[None].clamp(-1, 1).neg() * 2,
+    "heads merged": lambda x, y: torch.stack([x * y, y], 2).transpose(0, 1).flatten(1).exp(),
+    "torn up twice": lambda x, y: torch.cat([x, y], -1).view(-1).view(3, 16).unsqueeze(1),
+    "torn up and detached": lambda x, y: (
+        torch.cat([x, y], -1).view(-1).detach(), torch.cat([x, y], -1)
+    ),
     "unflattened": lambda x, y: torch.cat([x, y], -1).unflatten(-1, (2, 6)).unbind(-2)[1] * x,
     "sums of columns": lambda x, y: torch.cat([x, y], -1).sum(0),
     "norm of columns": lambda x, y: torch.cat([x, y], -1).norm(dim=0),
@@ -192,7 +198,7 @@ def results(found: Any) -> list[Tensor]:
 
 def squares(function: Function) -> Function:
     """The squares of what ``function`` returns, so that there is a second gradient."""
-    return lambda *inputs: [r * r for r in results(function(*inputs))]
+    return lambda *inputs: [r**2 for r in results(function(*inputs))]
 
 
 def gradients(function: Function, inputs: Sequence[Tensor], order: int) -> list[Tensor | None]:

@@ -342,9 +342,24 @@ REFUSED: dict[str, tuple[Callable[..., Any], type[FusecError], str]] = {
         "aten.gather.default " + WHOLE,
     ),
     "view": (
-        lambda x: torch.cat([x, x * 2], -1).view(-1) * 2,
+        lambda x: torch.cat([x, x * 2], -1).view(-1).softmax(-1),
         UnsupportedError,
-        "aten.view.default " + WHOLE + ", and this view leaves",
+        "aten._softmax.default " + WHOLE + ", and a view has torn up its parts",
+    ),
+    "view beside another": (
+        lambda x: torch.cat([x, x], -1).view(-1) * x.sum(),
+        UnsupportedError,
+        "aten.mul.Tensor " + WHOLE + ", and a view has torn up its parts",
+    ),
+    "cat of a view": (
+        lambda x: torch.cat([torch.cat([x, x], -1).view(-1), x[0]]),
+        UnsupportedError,
+        "and a view has torn up its parts",
+    ),
+    "written view of it": (
+        lambda x: torch.cat([x, x], -1).view(-1).mul_(2),
+        UnsupportedError,
+        "that has views",
     ),
     "steps": (
         lambda x: torch.cat([x, x], -1)[:, ::3] * 2,

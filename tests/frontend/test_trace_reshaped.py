@@ -113,6 +113,7 @@ def test_of_a_repeated_argument(backend: str) -> None:
     for function in (
         lambda x: x[:1].expand(5, 3, 4).flatten(0, 1) * 2,
         lambda x: x[:, :1].expand(2, 3, 4).flatten(1),
+        lambda x: (x[:1].expand(4, 3, 4) * 2).unflatten(0, (2, 2)),
     ):
         found = fusec.compile(function, backend=backend)(x)
         torch.testing.assert_close(found, function(x))
