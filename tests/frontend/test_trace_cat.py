@@ -10,6 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import fusec
+from fusec.errors import FusecError
 from tests.programs_oracle import unwritten_is_nan
 
 Tensor = torch.Tensor
@@ -50,6 +51,12 @@ def by_views(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     return torch.stack((a * c - b * s, a * s + b * c), -1).flatten(-2)
 
 
+def from_positions(q: Tensor, places: Tensor, rates: Tensor) -> Tensor:
+    angle = places[:, :, None] * rates
+    both = torch.cat((angle, angle), -1).unsqueeze(1)
+    return q * both.cos() + rotate_half(q) * both.sin()
+
+
 def llama(q: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     cos, sin = cos.unsqueeze(0).unsqueeze(1), sin.unsqueeze(0).unsqueeze(1)
     half = q.shape[-1] // 2
@@ -76,6 +83,9 @@ ROPES: dict[str, tuple[Function, Callable[[], list[Tensor]]]] = {
     "pairs": (rope_of_pairs, lambda: [randn(2, 3, 5, 8), *angles(5, 8)]),
     "partly": (partly_rotated, lambda: [randn(2, 3, 5, 8), *angles(5, 4)]),
     "by views": (by_views, lambda: [randn(2, 3, 5, 8), *angles(5, 8)]),
+    "from positions": (
+        from_positions, lambda: [randn(2, 3, 5, 8), randn(2, 5, seed=1), randn(4, seed=2)]
+    ),
     "llama": (llama, lambda: [randn(2, 3, 5, 8), *angles(5, 8)]),
     "odd": (rope, lambda: [randn(2, 3, 5, 7), randn(2, 2, 5, 7, seed=1), *angles(5, 7)]),
     "transposed": (
@@ -265,3 +275,21 @@ def test_gradients_of_rotary_embeddings(name: str, order: int) -> None:
 def test_gradients(name: str, order: int) -> None:
     function = FUNCTIONS[name]
     assert_same_gradients(function, randn(4, 6), randn(4, 6, seed=1), order=order)
+
+
+@pytest.mark.parametrize("name", FUNCTIONS)
+def test_one_function_for_many_lengths(name: str) -> None:
+    """Programs of one shape serve others, as far as they answer alike what decides the parts."""
+    function = FUNCTIONS[name]
+    traced = fusec.compile(function, backend="torch")
+    agreed = 0
+    for shape in ((4, 6), (4, 8), (6, 6), (8, 10), (4, 4), (12, 4), (4, 5)):
+        inputs = randn(*shape), randn(*shape, seed=1)
+        try:
+            wanted, got = results(function(*inputs)), results(traced(*inputs))
+        except (RuntimeError, IndexError, ValueError, FusecError):
+            continue  # not every function is for every shape
+        for one, other in zip(got, wanted, strict=True):
+            torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
+        agreed += 1
+    assert agreed

@@ -233,6 +233,17 @@ def test_a_new_length_traces_nothing_again() -> None:
     assert len(traced.variants) >= built
 
 
+def test_what_grows_by_one_traces_nothing_again() -> None:
+    traced = fusec.compile(lambda kept, new: torch.cat([kept, new], 2))
+    kept = randn(2, 3, 2, 8)
+    for step in range(6):
+        new = randn(2, 3, 1, 8, seed=step)
+        grown = traced(kept, new)
+        torch.testing.assert_close(grown, torch.cat([kept, new], 2), rtol=0, atol=0)
+        kept = grown
+    assert len(traced._all()) == 1
+
+
 def test_lengths_that_are_equal_have_a_program_of_their_own() -> None:
     traced = fusec.compile(lambda x, y: torch.cat([x, y], -1) * 2)
     for widths in ((3, 3), (4, 4), (3, 5), (6, 2)):
