@@ -227,6 +227,24 @@ class CompiledFunction:
         """
         self._run(Call(self._formula, list(args), out, self._backend, taken), args, out)
 
+    def fill(self, args: tuple[Any, ...], out: tuple[Any, ...]) -> None:
+        """Write the results to ``out``: new tensors, of which none meets another or an input,
+        though some may lie between the elements of others. No gradients.
+        """
+        fast = self._fast
+        known = fast is not None and self._levels._current_level < 0
+        if not known or fast(args, out) is NotImplemented:
+            self._run(Call(self._formula, list(args), out, self._backend, fresh=True), args, out)
+
+    def step(self, values: list[Any]) -> Step:
+        """What runs for ``values``, which come to be what it takes, as a part of PyTorch's graph of
+        gradients. Raises UnsupportedError.
+        """
+        from fusec.runtime.autograd import step_for
+
+        call = Call(self._formula, values, None, self._backend)
+        return step_for(call, self._steps, self.specialization)
+
     def _run(self, call: Call, args: tuple[Any, ...] | None, out: Any) -> Any:
         """Do a call; ``args`` are what it was given by position, if it was."""
         prepared = self._memo.get(call.key)

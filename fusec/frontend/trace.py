@@ -20,10 +20,12 @@ from fusec.errors import FusecError, ShapeError, UnsupportedError
 from fusec.frontend.resolve import Resolved
 from fusec.frontend.resolve_values import Tensor
 from fusec.frontend.trace_convert import Converter
-from fusec.frontend.trace_functions import in_parts
+from fusec.frontend.trace_functions import in_parts, in_the_place_of
+from fusec.frontend.trace_joined import Joins
+from fusec.frontend.trace_joined_views import VIEWS
 from fusec.frontend.trace_layout import Order
 from fusec.frontend.trace_place import TracePlace, Where, is_library, raised_at, text_of
-from fusec.frontend.trace_record import Owner, Recorder, Tape, in_the_place_of
+from fusec.frontend.trace_record import Owner, Recorder, Tape
 from fusec.frontend.trace_result import Result, Results, graph_of
 from fusec.frontend.trace_special import SPECIAL, knows
 from fusec.frontend.trace_values import Traced
@@ -58,7 +60,8 @@ class TracedProgram:
 
     ``views`` are the graph's inputs in order; argument numbers above those of the leaves stand for
     ``captured``. ``symbols`` are the names of each leaf's lengths, or of its value, and ``guards``
-    what has to hold of them.
+    what has to hold of them. ``shapes`` has the lengths of each of the graph's outputs; those of
+    a region of a model are not kept.
     """
 
     source: Source
@@ -69,6 +72,7 @@ class TracedProgram:
     captured: tuple[Any, ...]
     symbols: tuple[tuple[Any, ...], ...]
     guards: tuple[Any, ...]
+    shapes: tuple[tuple[Length, ...], ...] = ()
 
 
 def trace(
@@ -95,6 +99,7 @@ class _Trace:
     variables: Sequence[tuple[str, Any]]
     tape: Tape = field(default_factory=Tape)
     owner: Owner = field(default_factory=Owner)
+    joins: Joins = field(default_factory=lambda: Joins(knows, VIEWS))
     captured: list[tuple[str, Any, Any]] = field(default_factory=list)  # name, tensor, stand-in
     hints: dict[str, float] = field(default_factory=dict)
     env: Any = None
@@ -113,7 +118,8 @@ class _Trace:
         self._inputs(convert, standins)
         convert.run(self.tape)
         tensors = tuple(tensor for _, tensor, _ in self.captured)
-        returned = Results(convert, self.tape, self.owner, tensors, len(self.leaves))
+        count = len(self.leaves)
+        returned = Results(convert, self.tape, self.owner, tensors, count, self.joins.known)
         for result in results:
             returned.add(result)
         made = returned.outputs
@@ -128,6 +134,7 @@ class _Trace:
             tensors,
             tuple(symbols),
             tuple(guard.expr for guard in self.env.guards),
+            tuple(returned.shapes),
         )
 
     # -- running ----------------------------------------------------------------------------------
@@ -151,7 +158,7 @@ class _Trace:
                 if leaf.dtype is not None:
                     self.owner.add(standin, leaf.name)
             code = getattr(self.function, "__code__", None)
-            recorder = Recorder(self.tape, self.owner, knows, self._capture, code)
+            recorder = Recorder(self.tape, self.owner, knows, self._capture, code, joins=self.joins)
             standins = [standin for standin, _ in made]
             parameters = [t for _, t in self.variables if t.requires_grad]
             stack.enter_context(in_parts())

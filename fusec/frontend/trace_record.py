@@ -92,6 +92,7 @@ class Recorder:
     capture: Callable[[Any, Where, str], Any]
     code: CodeType | None
     gradients: bool = True
+    joins: Any = None  # a trace_joined.Joins, where concatenations may stay in parts
     outer: list[Any] = field(default_factory=list)  # the operators that are being taken apart
 
     def mode(self) -> Any:
@@ -137,7 +138,7 @@ class Recorder:
             return self.capture(tensor, where, func._opname)
 
         args, kwargs = tree_map_only(torch.Tensor, standin, (args, kwargs))
-        return self._dispatch(mode, func, where, args, kwargs)
+        return self.dispatch(mode, func, where, args, kwargs)
 
     def _stand(self) -> Where:
         """Where the user's code is; takes down what its variables are called."""
@@ -163,31 +164,23 @@ class Recorder:
         self.tape.calls.append(Call(name, f"{name}.default", {"s": value}, result, where))
         return result
 
-    def _dispatch(self, mode: Any, func: Any, where: Where, args: Any, kwargs: Any) -> Any:
-        import torch
-
+    def dispatch(self, mode: Any, func: Any, where: Where, args: Any, kwargs: Any) -> Any:
+        """Run one operator over stand-ins that is called at ``where``, and write it down."""
         name, overload = func._opname, f"{func._opname}.{func._overloadname}"
         refuse(func, name, overload, where)
-        tracked = torch.is_grad_enabled() or not self.gradients
-        if not tracked:
+        if not self._tracked():
             _refuse_own_gradient(where)
         # Some functions may write by their schema alone: batch norm, in training.
         mutates = func._schema.is_mutable and not self.knows(name, overload)
         if mutates:
             _check_mutation(func, where, args, self)
             name = overload = name.removesuffix("_")
+        if self.joins is not None and func.namespace == "aten":
+            result = self.joins.call(self, mode, func, where, args, kwargs)
+            if result is not NotImplemented:
+                return result
         if func.namespace == "aten" and self.knows(name, overload):
-            result = func(*args, **kwargs)
-            if overload in ("div.Tensor", "div.Scalar"):
-                result = _quotient(result)
-            if name == "gather" and args[0].dim() and args[2].dim():
-                _compare_lengths(args[0].shape, args[2].shape)
-            if name == "nll_loss2d_forward":
-                _compare_lengths((args[0].shape[0], *args[0].shape[2:]), args[1].shape)
-            origin = _label(self.outer[0]) if self.outer else None
-            given = named(func, args, kwargs)
-            self._keep(Call(name, overload, given, result, where, tracked, origin))
-            return result
+            return self._row(func, name, overload, where, args, kwargs)
         if func in self.outer:  # made of itself
             raise _unknown(self.outer[0], where)
         self.outer.append(func)
@@ -198,6 +191,27 @@ class Recorder:
         if result is NotImplemented:
             raise _unknown(self.outer[0], where)
         self.outer.pop()
+        return result
+
+    def _tracked(self) -> bool:
+        import torch
+
+        return torch.is_grad_enabled() or not self.gradients
+
+    def _row(
+        self, func: Any, name: str, overload: str, where: Where, args: Any, kwargs: Any
+    ) -> Any:
+        """Run an operator that has a row."""
+        result = func(*args, **kwargs)
+        if overload in ("div.Tensor", "div.Scalar"):
+            result = _quotient(result)
+        if name == "gather" and args[0].dim() and args[2].dim():
+            _compare_lengths(args[0].shape, args[2].shape)
+        if name == "nll_loss2d_forward":
+            _compare_lengths((args[0].shape[0], *args[0].shape[2:]), args[1].shape)
+        origin = label(self.outer[0]) if self.outer else None
+        given = named(func, args, kwargs)
+        self._keep(Call(name, overload, given, result, where, self._tracked(), origin))
         return result
 
     def _keep(self, call: Call) -> None:
@@ -218,30 +232,6 @@ class Recorder:
         last = self.tape.calls[-1] if self.tape.calls else None
         made = last is not None and last.name in rows.MADE and last.where == call.where
         return made and last is not None and last.result is call.arguments["self"]
-
-
-def in_the_place_of(standins: dict[int, Any]) -> Any:
-    """The mode that puts stand-ins in the place of tensors that require grad, by their ids.
-
-    So PyTorch writes nothing down for gradients while a function is traced: it would make copies of
-    what it saves, and let the function add hooks that no kernel knows of.
-    """
-    import torch
-    from torch.overrides import TorchFunctionMode
-    from torch.utils._pytree import tree_map_only
-
-    class Mode(TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            def standin(tensor: Any) -> Any:
-                return standins.get(id(tensor), tensor)
-
-            args, kwargs = tree_map_only(torch.Tensor, standin, (args, kwargs or {}))
-            return func(*args, **kwargs)
-
-    made: Any = Mode
-    return made()
 
 
 def _compare_lengths(own: Sequence[Any], others: Sequence[Any]) -> None:
@@ -284,28 +274,28 @@ def refuse(func: Any, name: str, overload: str, where: Where) -> None:
             "the value of a tensor is asked for, and a traced function has none",
             "'if', 'while', bool(), float() and .item() decide in Python what is computed;"
             " use torch.where(condition, a, b)",
-            op=_label(func),
+            op=label(func),
         )
     if name in rows.VALUE_SHAPED or overload in rows.VALUE_SHAPED:
         raise where.error(
             UnsupportedError,
-            f"the shape that {_label(func)} gives depends on values",
+            f"the shape that {label(func)} gives depends on values",
             "use torch.where or masked_fill, which keep the shape",
-            op=_label(func),
+            op=label(func),
         )
     if torch.Tag.nondeterministic_seeded in func.tags:
         raise where.error(
             UnsupportedError,
-            f"{_label(func)} draws random numbers, which fusec does not",
+            f"{label(func)} draws random numbers, which fusec does not",
             "draw them outside and pass them as an argument",
-            op=_label(func),
+            op=label(func),
         )
     if name.removesuffix("_") in rows.MATRIX_PRODUCTS:
         raise where.error(
             UnsupportedError,
-            f"{_label(func)} is a matrix product or a convolution, and those stay with PyTorch",
+            f"{label(func)} is a matrix product or a convolution, and those stay with PyTorch",
             "trace the functions between the products",
-            op=_label(func),
+            op=label(func),
         )
 
 
@@ -328,29 +318,29 @@ def _refuse_own_gradient(where: Where) -> None:
 def _check_mutation(func: Any, where: Where, args: Sequence[Any], recorder: Recorder) -> None:
     """Only a tensor of the function's own, that no other name shares, may be written to."""
     written = args[0] if args and func._opname.endswith("_") else None
-    owner, label = recorder.owner, _label(func)
+    owner, name = recorder.owner, label(func)
     if recorder.outer and (written is None or owner.argument(written) is None):
         if written is None or owner.is_shared(written):
             raise _unknown(recorder.outer[0], where)
         return
     if written is None:
         raise where.error(
-            UnsupportedError, f"{label} writes to a tensor it is given", "return the result instead"
+            UnsupportedError, f"{name} writes to a tensor it is given", "return the result instead"
         )
     argument = owner.argument(written)
     if argument is not None:
         raise where.error(
             UnsupportedError,
-            f"{label} changes the argument '{argument}', and a fused function only reads",
+            f"{name} changes the argument '{argument}', and a fused function only reads",
             "leave out the underscore, and return the result",
-            op=label,
+            op=name,
         )
     if owner.is_shared(written):
         raise where.error(
             UnsupportedError,
-            f"{label} changes a tensor that has views, which would change with it",
+            f"{name} changes a tensor that has views, which would change with it",
             "leave out the underscore",
-            op=label,
+            op=name,
         )
 
 
@@ -367,9 +357,9 @@ def _decomposed(func: Any, where: Where, args: Any, kwargs: Any) -> Any:
     if func._schema.is_mutable:
         raise where.error(
             UnsupportedError,
-            f"{_label(func)} changes a tensor in a way that fusec does not know",
+            f"{label(func)} changes a tensor in a way that fusec does not know",
             "write it as an expression",
-            op=_label(func),
+            op=label(func),
         )
     if func._opname in rows.NOT_FUSED:
         return NotImplemented
@@ -388,12 +378,12 @@ def _unknown(func: Any, where: Where) -> Exception:
     near = None if why is not None else did_you_mean(func._opname, known)
     return where.error(
         UnsupportedError,
-        f"{_label(func)} is not an operator that fusec can fuse{f': {why}' if why else ''}",
+        f"{label(func)} is not an operator that fusec can fuse{f': {why}' if why else ''}",
         near or "call it outside, between fused functions",
-        op=_label(func),
+        op=label(func),
     )
 
 
-def _label(func: Any) -> str:
+def label(func: Any) -> str:
     """``aten.add.Tensor``."""
     return f"{func.namespace}.{func._opname}.{func._overloadname}"

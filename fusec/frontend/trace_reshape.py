@@ -163,6 +163,8 @@ def _in_front(convert: Converter, value: Traced, lengths: tuple[Any, ...]) -> Tr
     rank = len(value.node.shape)
     if front != tuple(range(-rank, -rank + len(front))):
         return None
+    if any(map(value.is_expanded, range(len(front)))):
+        return None
     stay = rank - len(front)
     made = lengths[: len(lengths) - same]
     node = convert.views.reshaped(value.node, stay, len(front), made)
@@ -173,10 +175,10 @@ def _in_front(convert: Converter, value: Traced, lengths: tuple[Any, ...]) -> Tr
 
 
 def _is_whole(value: Traced) -> bool:
-    """Whether a tensor is its input, axis by axis."""
+    """Whether a tensor is its input, axis by axis, and repeats nothing of it."""
     rank = len(value.node.shape)
-    plain = not value.node.integer("unsqueezed")
-    return plain and value.axes == tuple(range(-rank, 0)) and len(value.axes) == rank
+    same = value.axes == tuple(range(-rank, 0)) and not value.node.integer("unsqueezed")
+    return same and not any(map(value.is_expanded, range(rank)))
 
 
 def _ones_moved(value: Traced, lengths: tuple[Any, ...]) -> Traced:

@@ -6,13 +6,14 @@ the ``trace_*`` modules but ``trace`` itself.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fusec.errors import UnsupportedError
 from fusec.frontend.resolve import Resolved
 from fusec.frontend.trace_convert import Converter
+from fusec.frontend.trace_joined import Joined
 from fusec.frontend.trace_layout import axes_in_memory
 from fusec.frontend.trace_place import TracePlace
 from fusec.frontend.trace_record import Owner, Tape
@@ -25,9 +26,21 @@ from fusec.source import Source
 
 
 @dataclass(frozen=True, slots=True)
+class Whole:
+    """A concatenation: its lengths, how its axes lie in memory, outermost first, the name of its
+    type in torch, and for each part the slices that lead to its place, and what belongs there.
+    """
+
+    lengths: tuple[Length, ...]
+    order: tuple[int, ...] | None
+    dtype: str
+    parts: tuple[tuple[tuple[Step, ...], Result], ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Result:
     """One value that the function returns: output ``output`` of the graph, or ``argument``, under
-    ``steps``; a number over lengths (``length``); or a ``constant``.
+    ``steps``; a ``whole`` of such outputs; a number over lengths (``length``); or a ``constant``.
     """
 
     output: int | None = None
@@ -35,19 +48,24 @@ class Result:
     length: Length = None
     constant: Any = None
     steps: tuple[Step, ...] = ()
+    whole: Whole | None = None
 
 
 @dataclass(slots=True)
 class Results:
-    """Collects what is returned. ``captured`` are tensors of variables, numbered from ``first``."""
+    """Collects what is returned. ``captured`` are tensors of variables, numbered from ``first``;
+    ``joins`` are the tensors in parts, by their ids. ``shapes`` has the lengths of each output.
+    """
 
     convert: Converter
     tape: Tape
     owner: Owner
     captured: Sequence[Any]
     first: int
+    joins: Mapping[int, Joined] = field(default_factory=dict)
     found: list[Result] = field(default_factory=list)
     outputs: list[Output] = field(default_factory=list)
+    shapes: list[tuple[Length, ...]] = field(default_factory=list)
 
     def add(self, value: Any) -> None:
         """One leaf of what the function returned."""
@@ -60,14 +78,52 @@ class Results:
         self.found.append(Result(constant=value) if node is None else Result(length=node.expr))
 
     def _tensor(self, tensor: Any) -> Result:
+        joined = self.joins.get(id(tensor))
+        if joined is not None:
+            return self._whole(joined)
         value = self.convert.values.get(id(tensor))
         if value is None:
             return Result(argument=self._returned(tensor))
         if self.owner.argument(tensor) is not None and value.node.op.name == "input":
             view = self.convert.views.views[value.node.name]
             return Result(argument=view.argument, steps=_alias_steps(view, value))
-        name = self._name(tensor)
+        return self._output(tensor, self._name(tensor))
+
+    def _whole(self, joined: Joined) -> Result:
+        """A concatenation, each of whose parts is an output."""
+        length = self.convert.length
+        if joined.before is not None:
+            step = Step("reshape", tuple(map(length, joined.whole.shape)))
+            return replace(self._whole(joined.before), steps=(step,))
+        whole = joined.whole
+        order = axes_in_memory(whole, range(whole.dim()))
+        parts = []
+        for tensor, slices in self._parts(joined, ()):
+            parts.append((slices, self._output(tensor, self._name(whole))))
+        dtype = self.convert.dtype(whole.dtype).torch
+        lengths = tuple(map(length, whole.shape))
+        return Result(whole=Whole(lengths, order, dtype, tuple(parts)))
+
+    def _parts(
+        self, joined: Joined, slices: tuple[Step, ...]
+    ) -> Iterator[tuple[Any, tuple[Step, ...]]]:
+        """Every part that is a tensor, with the slices of the whole that lead to its place."""
+        axis = joined.axis - joined.whole.dim()
+        for piece in joined.pieces:
+            end = piece.start + piece.tensor.shape[axis] * piece.step
+            bounds = self.convert.length(piece.start), self.convert.length(end)
+            own = (*slices, Step("slice", (axis, *bounds, piece.step)))
+            inner = self.joins.get(id(piece.tensor))
+            if inner is not None:
+                yield from self._parts(inner, own)
+            else:
+                yield piece.tensor, own
+
+    def _output(self, tensor: Any, name: str) -> Result:
+        value = self.convert.values[id(tensor)]
         self.outputs.append(Output(name, value.value, value.hidden, _order(tensor, value)))
+        pairs = [(k, n) for k, n in enumerate(value.lengths) if value.axes[k] is not None]
+        self.shapes.append(tuple(1 if value.is_expanded(k) else n for k, n in pairs))
         return Result(output=len(self.outputs) - 1, steps=_steps_behind(value))
 
     def _returned(self, tensor: Any) -> int:

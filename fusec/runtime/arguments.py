@@ -27,8 +27,8 @@ class Call:
     """One call of a compiled function: its values as tensors and numbers, and where results go."""
 
     __slots__ = (
-        "backend", "device", "direct", "formula", "key", "numpy", "outs", "taken", "tracked",
-        "values",
+        "backend", "device", "direct", "formula", "fresh", "key", "numpy", "outs", "taken",
+        "tracked", "values",
     )  # fmt: skip
 
     def __init__(
@@ -38,8 +38,10 @@ class Call:
         out: Any,
         backend: str,
         taken: Sequence[int] = (),
+        fresh: bool = False,
     ) -> None:
         self.formula = formula
+        self.fresh = fresh  # ``out`` is new memory that meets nothing else
         self.taken = taken  # inputs over which ``out`` may be written, as the kernels can
         self.numpy = False
         self.values = values
@@ -238,7 +240,7 @@ class Call:
         self.outs = self._outputs(out)
         plain = not any(o.is_neg() for o in self.outs)
         read = [v for k, v in enumerate(self.values) if k not in self.taken]
-        self.direct = plain and not share_memory(read, self.outs)
+        self.direct = plain and (self.fresh or not share_memory(read, self.outs))
         return [
             self.direct,
             *((o.dtype, o.shape, o.stride(), o.data_ptr() & 15) for o in self.outs),
@@ -276,7 +278,7 @@ class Call:
                     f"{which} overlaps itself: several of its elements share one place in memory",
                     hint="pass out.contiguous(), not an expanded tensor",
                 )
-        if len(outs) > 1 and (found := overlapping(outs)) is not None:
+        if len(outs) > 1 and not self.fresh and (found := overlapping(outs)) is not None:
             raise ShapeError(
                 "out[{}] and out[{}] share memory".format(*found),
                 hint="give each result a tensor of its own",

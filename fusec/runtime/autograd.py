@@ -12,12 +12,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from fusec.errors import UnsupportedError
-from fusec.ir.dtypes import BOOL, F64, I64, by_torch_name
 from fusec.ir.evaluate import evaluate
 from fusec.ir.graph import InputSpec
 from fusec.ir.node import Dim
-from fusec.runtime.addresses import in_memory
 from fusec.runtime.arguments import Call
+from fusec.runtime.autograd_values import argument_of, given_of, key_of, plain, unsqueezed
 from fusec.runtime.differentiate import Differentiable, Part, Training
 from fusec.runtime.launch import prepare
 from fusec.runtime.prepared import Prepared, made
@@ -67,12 +66,22 @@ class Step:
         """The program with gradients of the inputs ``tracked``."""
         return Tape(self, self.code.training(tracked))
 
-    def run(self, special: Specialization, values: Sequence[Any]) -> list[torch.Tensor]:
-        """The results of one program, without a thought of gradients."""
+    def run(
+        self,
+        special: Specialization,
+        values: Sequence[Any],
+        outs: Sequence[torch.Tensor | None] = (),
+    ) -> list[torch.Tensor]:
+        """The results of one program, without a thought of gradients. ``outs`` are new tensors for
+        the first of them, None where one is to be made.
+        """
         import torch
 
+        given = [*outs, *[None] * (len(special.outputs) - len(outs))] if outs else None
         try:
-            key = (id(special), *map(_key, values))  # the code of this step keeps it alive
+            key = (  # the code of this step keeps the program alive
+                id(special), *map(key_of, values), *(o if o is None else key_of(o) for o in outs)
+            )  # fmt: skip
         except RuntimeError:  # PyTorch's own explanation is of its internals
             raise UnsupportedError(
                 "a gradient has no memory of its own: several are batched into one",
@@ -82,20 +91,30 @@ class Step:
         if prepared is None:
             if len(self._memo) >= _REMEMBERED:
                 self._memo.clear()
-            prepared = self._memo[key] = self._prepared(special, values)
+            prepared = self._memo[key] = self._prepared(special, values, given)
         if prepared.reference:
             arrays = dict(zip(special.formula.inputs, values, strict=True))
             known = {dim.name: n for dim, n in self.sizes.items()}
             found: list[torch.Tensor] = evaluate(special.plan.graph, arrays, torch, known=known)
-            return found
-        results = made(prepared.make_outputs)
+            own = given or [None] * len(found)
+            return [f if o is None else o.copy_(f) for f, o in zip(found, own, strict=True)]
+        if given is None:
+            results = made(prepared.make_outputs)
+        else:
+            pairs = zip(prepared.make_outputs, given, strict=True)
+            results = [made((make,))[0] if own is None else own for make, own in pairs]
         prepared.run(values, results, made(prepared.make_temporaries))
         return results
 
-    def _prepared(self, special: Specialization, values: Sequence[Any]) -> Prepared:
+    def _prepared(
+        self,
+        special: Specialization,
+        values: Sequence[Any],
+        outs: Sequence[torch.Tensor | None] | None,
+    ) -> Prepared:
         import torch
 
-        arguments = [_argument(v) for v in values]
+        arguments = [argument_of(v) for v in values]
         aligned = []
         for spec, found, value in zip(special.specs, arguments, values, strict=True):
             if not isinstance(value, torch.Tensor):
@@ -103,9 +122,9 @@ class Step:
             self._check(spec, found, value.device)
             if value.data_ptr() % 16 == 0:
                 aligned.append(spec.name)
-        return prepare(
-            special, arguments, self.backend, self.device, frozenset(aligned), sizes=self.sizes
-        )
+        given = None if outs is None else [None if o is None else given_of(o) for o in outs]
+        even = frozenset(aligned)
+        return prepare(special, arguments, self.backend, self.device, even, given, sizes=self.sizes)
 
     def _check(self, spec: InputSpec, found: Argument, device: torch.device) -> None:
         """UnsupportedError for a tensor that a hook changed after the forward program kept it:
@@ -164,7 +183,7 @@ class Tape:
             found[inputs[k]] = tensor
         for k, tensor in zip(self.kept_outputs, saved[split:], strict=True):
             output = self.training.outputs[k]
-            found[output.name] = _unsqueezed(tensor, output.squeeze)
+            found[output.name] = unsqueezed(tensor, output.squeeze)
         return found
 
     def backward(
@@ -177,13 +196,13 @@ class Tape:
         results = tuple(k for k, g in enumerate(grads) if g is not None and self.training.smooth[k])
         made = self.training.gradient(tuple(wanted), results)
         for name, k in made.given:
-            named[name] = _unsqueezed(_plain(grads[k]), self.training.outputs[k].squeeze)
+            named[name] = unsqueezed(plain(grads[k]), self.training.outputs[k].squeeze)
         computed: Sequence[torch.Tensor] = ()
         if made.code is not None:
             step = self.following(made.code, wanted, results)
             computed = step([named[n] for n in made.code.formula.inputs])
         return {
-            name: self._whole(name, parts, named, computed)
+            name: self.whole(name, parts, named, computed)
             for name, parts in zip(wanted, made.parts, strict=True)
             if parts or name in self.training.reached
         }
@@ -194,7 +213,7 @@ class Tape:
         """What runs ``code``, the gradient of ``wanted`` given that of ``results``."""
         return self.step.following(code)
 
-    def _whole(
+    def whole(
         self,
         name: str,
         parts: Sequence[Part],
@@ -219,39 +238,6 @@ class Tape:
         return whole if list(whole.shape) == shape else whole.expand(shape)
 
 
-def _plain(grad: Any) -> Any:
-    """A gradient as a tensor that kernels can read: dense, and in memory as it is."""
-    if grad.is_sparse:
-        grad = grad.to_dense()
-    return in_memory(grad) if grad.is_neg() or grad._is_zerotensor() else grad
-
-
-def _unsqueezed(tensor: Any, axes: tuple[int, ...]) -> Any:
-    """``tensor`` with the axes that a caller does not see, at these negative places."""
-    if not axes:
-        return tensor
-    if len(axes) == 1:
-        return tensor.unsqueeze(axes[0])
-    rank = tensor.dim() + len(axes)
-    visible = iter(tensor.shape)
-    return tensor.reshape([1 if k - rank in axes else next(visible) for k in range(rank)])
-
-
-def _key(value: Any) -> object:
-    if isinstance(value, (bool, int, float)):
-        return type(value)
-    return value.dtype, value.shape, value.stride(), value.device, value.data_ptr() & 15
-
-
-def _argument(value: Any) -> Argument:
-    if isinstance(value, (bool, int, float)):
-        kind = BOOL if isinstance(value, bool) else I64 if isinstance(value, int) else F64
-        return Argument(kind, scalar=True)
-    dtype = by_torch_name(str(value.dtype).removeprefix("torch."))
-    assert dtype is not None
-    return Argument(dtype, tuple(value.shape), tuple(value.stride()))
-
-
 def refuse_tangents(call: Call) -> None:
     """UnsupportedError for a dual tensor: kernels would drop its tangent without a word."""
     import torch
@@ -273,14 +259,23 @@ def run_tracked(
     specialization: Callable[[Sequence[Argument]], Specialization],
 ) -> Any:
     """The result of a call as part of PyTorch's graph of gradients. ``steps`` remembers them."""
+    results = step_for(call, steps, specialization)(call.values)
+    return results[0] if len(results) == 1 else tuple(results)
+
+
+def step_for(
+    call: Call,
+    steps: dict[tuple[object, ...], Step],
+    specialization: Callable[[Sequence[Argument]], Specialization],
+) -> Step:
+    """The step of a call with gradients; ``steps`` remembers them. Raises UnsupportedError."""
     check(call)
     step = steps.get(call.key)
     if step is None:
         if len(steps) >= _STEPS:
             steps.clear()
         step = steps[call.key] = step_of(specialization(call.arguments), call)
-    results = step(call.values)
-    return results[0] if len(results) == 1 else tuple(results)
+    return step
 
 
 def refuse_bound() -> NoReturn:

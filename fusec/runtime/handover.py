@@ -34,6 +34,6 @@ def hand_over(table: Any, prepared: Prepared, call: Call, args: tuple[Any, ...],
     else:
         bytes_of = reaches((*args, *call.outs))
         # A result may lie where an input lies that is taken for it: that meets nothing.
-        met = (0 if k in call.taken else count for k, count in enumerate(bytes_of))
+        met = (0 if call.fresh or k in call.taken else n for k, n in enumerate(bytes_of))
         table.remember(args, plan, out, tuple(met))
     return table

@@ -43,11 +43,13 @@ class Given:
     direct: bool
 
 
-def _checked(plan: BufferPlan, own: Given) -> BufferPlan:
-    """The plan of an output that the caller brought;
+def _checked(plan: BufferPlan, own: Given | None) -> BufferPlan:
+    """The plan of an output that the caller brought, if it did;
 
     ShapeError or DTypeError, and nothing is written.
     """
+    if own is None:
+        return plan
     if own.shape != plan.shape:
         raise ShapeError(
             f"{own.label} is {list(own.shape)}, the result is {list(plan.shape)}",
@@ -67,13 +69,14 @@ def prepare(
     backend: str,
     device: torch.device,
     aligned: frozenset[str],
-    given: Sequence[Given] | None = None,
+    given: Sequence[Given | None] | None = None,
     sizes: dict[Dim, int] | None = None,
     automatic: bool = False,
 ) -> Prepared:
     """Make everything ready for a call. ``aligned``: inputs whose addresses are multiples of 16
-    bytes. ``given``: the output tensors of the caller. ``sizes``: the lengths of all named axes,
-    where not every one shows in an input. ``automatic``: nobody asked for ``backend``.
+    bytes. ``given``: the output tensors of the caller, None for one to be made. ``sizes``: the
+    lengths of all named axes, where not every one shows in an input. ``automatic``: nobody asked
+    for ``backend``.
 
     Raises ShapeError where axes disagree, BuildError and UnsupportedError from the compilers.
     """
@@ -81,9 +84,8 @@ def prepare(
     outputs = tuple(output_plan(special, k, arguments, sizes) for k in range(len(special.outputs)))
     if given is not None:
         outputs = tuple(_checked(plan, own) for plan, own in zip(outputs, given, strict=True))
-    written_aligned = [True] * len(outputs) if given is None else [own.aligned for own in given]
-    named = zip(special.outputs, written_aligned, strict=True)
-    aligned |= frozenset(f"out {output.name}" for output, even in named if even)
+    named = zip(special.outputs, given or [None] * len(outputs), strict=True)
+    aligned |= frozenset(f"out {o.name}" for o, own in named if own is None or own.aligned)
     if backend == "torch" or any(n == 0 for n in sizes.values()):
         return Prepared(special, device, None, (), (), (), reference=True)
     kept = {

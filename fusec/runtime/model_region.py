@@ -12,7 +12,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from fusec.errors import FusecError
 from fusec.runtime.memory import allocator, is_pooled
 from fusec.runtime.model_report import RegionReport, fail
-from fusec.runtime.traced_bound import Bound, Known, bind, lengths_in, number
+from fusec.runtime.traced_bound import Bound, Known, bind, lengths_in
+from fusec.runtime.traced_steps import number
 
 if TYPE_CHECKING:
     from fusec.frontend.model_trace import ModelRegion

@@ -312,26 +312,9 @@ class TracedFunction:
             return bound.known.function(*(values[n] for n, _ in bound.views), out=out)
         numpy = any(is_array(v) for v in leaves)
         values = [as_tensor(v) for v in values] if numpy else values
-        views = []
-        for number, steps in bound.views:
-            value = values[number]
-            for step in steps:
-                value = step(value)
-            views.append(value)
-        computed: Any = bound.known.function(*views) if bound.known.function else ()
-        computed = computed if isinstance(computed, tuple) else (computed,)
-        results = []
-        for result, steps, constant in bound.results:
-            value = constant
-            if result.output is not None:
-                value = computed[result.output]
-            elif result.argument is not None:
-                value = values[result.argument]
-            for step in steps:
-                value = step(value)
-            results.append(value)
         from torch.utils._pytree import tree_unflatten
 
+        results = bound.run(values)
         return _given(tree_unflatten(results, bound.known.program.structure), numpy, out)
 
     # -- looking ----------------------------------------------------------------------------------
@@ -366,13 +349,7 @@ class TracedFunction:
                 hint="nothing is compiled for empty tensors",
             )
         values = [*leaves, *bound.known.program.captured]
-        views = []
-        for number, steps in bound.views:
-            value = as_tensor(values[number])
-            for step in steps:
-                value = step(value)
-            views.append(value)
-        return bound.known, views
+        return bound.known, bound.views_of([as_tensor(v) for v in values])
 
 
 def _given(results: Any, numpy: bool, out: Any) -> Any:

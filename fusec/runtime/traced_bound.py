@@ -5,16 +5,15 @@ May import everything below the API.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from fusec.frontend.trace import TracedProgram
 from fusec.frontend.trace_result import Result
-from fusec.frontend.trace_views import Length, Step
-
-if TYPE_CHECKING:
-    import torch
+from fusec.runtime.operator_steps import device_of
+from fusec.runtime.traced_joined import Layout, layout_of
+from fusec.runtime.traced_steps import Way, along, number, way_of
 
 
 @dataclass(slots=True)
@@ -30,9 +29,59 @@ class Bound:
     """A program for exact shapes: views as functions of tensors, lengths as numbers."""
 
     known: Known
-    views: list[tuple[int, list[Callable[[Any], Any]]]]
-    results: list[tuple[Result, list[Callable[[Any], Any]], Any]]
+    views: list[tuple[int, Way]]
+    results: list[tuple[Result, Way, Any]]
     plain: bool  # every view is an argument and the one result is the kernel's
+    layout: Layout | None  # where concatenations are among the results or the arguments
+
+    def views_of(self, values: Sequence[Any]) -> list[Any]:
+        """The inputs of the kernels; ``values`` are the arguments and what was captured."""
+        return [along(way, values[n]) for n, way in self.views]
+
+    def run(self, values: Sequence[Any]) -> list[Any]:
+        """What the function returns for these values, in order."""
+        views = self.views_of(values)
+        wholes, computed = self._computed(views, values)
+        parts = iter(wholes)
+        found = []
+        for result, way, constant in self.results:
+            value = constant
+            if result.output is not None:
+                value = computed[result.output]
+            elif result.argument is not None:
+                value = values[result.argument]
+            elif result.whole is not None:
+                value = next(parts)
+            found.append(along(way, value))
+        return found
+
+    def _computed(self, views: list[Any], values: Sequence[Any]) -> tuple[Sequence[Any], Any]:
+        """The wholes, and the outputs of the kernels."""
+        function, layout = self.known.function, self.layout
+        if function is None:
+            return (), ()
+        tracked = layout is not None and _is_tracked(views)
+        if layout is None or not (tracked or layout.wholes):
+            computed = function(*views)
+            return (), computed if isinstance(computed, tuple) else (computed,)
+        if tracked:
+            from fusec.runtime.autograd_joined import run_joined
+
+            step = function.step(views)
+            tensors = run_joined(step, layout, views, values)
+        else:
+            tensors = layout.tensors(device_of(views))
+            function.fill(tuple(views), tuple(layout.parts(tensors)))
+            layout.finish(tensors)
+        wholes = tensors[: layout.wholes]
+        return wholes, layout.parts(tensors)
+
+
+def _is_tracked(values: Sequence[Any]) -> bool:
+    """Whether results have gradients."""
+    import torch
+
+    return torch.is_grad_enabled() and any(getattr(v, "requires_grad", False) for v in values)
 
 
 def by_position(program: TracedProgram, moving: Sequence[int], count: int) -> TracedProgram:
@@ -82,77 +131,15 @@ def looks_at_floats(program: TracedProgram) -> bool:
 def bind(known: Known, leaves: Sequence[Any]) -> Bound:
     """``known`` for the exact shapes of ``leaves``."""
     values = lengths_in(known.program, leaves)
-    views = [(v.argument, [_step(s, values) for s in v.steps]) for v in known.program.views]
+    views = [(v.argument, way_of(v.steps, values)) for v in known.program.views]
     results = []
     for result in known.program.results:
         constant = result.constant if result.length is None else number(result.length, values)
-        results.append((result, [_step(s, values) for s in result.steps], constant))
+        results.append((result, way_of(result.steps, values), constant))
     one = len(results) == 1 and results[0][0].output == 0 and not results[0][1]
     single = (
         known.program.structure.is_leaf() if hasattr(known.program.structure, "is_leaf") else False
     )
     plain = one and single and not any(steps for _, steps in views)
-    return Bound(known, views, results, plain)
-
-
-def number(length: Length, values: dict[Any, Any]) -> Any:
-    """A length in numbers."""
-    if isinstance(length, int | float):
-        return length
-    found = length.xreplace(values)
-    return int(found) if found.is_integer else float(found)
-
-
-def _step(step: Step, values: dict[Any, Any]) -> Callable[[Any], Any]:
-    """One view as a function of a tensor."""
-    match step.kind:
-        case "arrange":
-            axes = step.parts
-            return lambda tensor: _arranged(tensor, axes)
-        case "slice":
-            axis, start, end, stride = step.parts
-            piece = slice(number(start, values), number(end, values), stride)
-            index = (..., piece, *([slice(None)] * (-axis - 1)))
-            return lambda tensor: tensor[index]
-        case "detach":
-            return lambda tensor: tensor.detach()
-        case "count":
-            return _counted(number(step.parts[0], values))
-    lengths = tuple(number(n, values) for n in step.parts)
-    match step.kind:
-        case "view":
-            return lambda tensor: tensor.view(lengths)
-        case "expand":
-            return lambda tensor: tensor.expand(lengths)
-        case "spread":
-            return lambda tensor: tensor.expand(lengths).contiguous()
-    return lambda tensor: tensor.reshape(lengths)
-
-
-def _counted(length: int) -> Callable[[Any], Any]:
-    """0, 1, 2 ... on the device of a tensor: made once, as nothing writes to it."""
-    made: dict[Any, Any] = {}
-
-    def counted(tensor: Any) -> Any:
-        import torch
-
-        known = made.get(tensor.device)
-        if known is None:
-            known = made[tensor.device] = torch.arange(length, device=tensor.device)
-        return known
-
-    return counted
-
-
-def _arranged(tensor: torch.Tensor, axes: Sequence[int | None]) -> torch.Tensor:
-    """Axes in another order: None makes one of length 1, one of length 1 may be left out."""
-    rank = tensor.dim()
-    kept = [a + rank for a in axes if a is not None]
-    dropped = [a for a in range(rank) if a not in kept]
-    moved = tensor.permute((*dropped, *kept))
-    for _ in dropped:
-        moved = moved.squeeze(0)
-    for place, axis in enumerate(axes):
-        if axis is None:
-            moved = moved.unsqueeze(place)
-    return moved
+    layout = None if plain else layout_of(known.program, views, leaves, values)
+    return Bound(known, views, results, plain, layout)

@@ -310,7 +310,9 @@ REFUSED: dict[str, tuple[Callable[..., Any], type[FusecError], str]] = {
     "pad": (lambda x: F.pad(x, (1, 0)), UnsupportedError, "aten.constant_pad_nd.default is not"),
     "numbers": (lambda x: torch.cov(x), UnsupportedError, "from lengths as numbers"),
     "bits": (lambda x: x.view(torch.int32), UnsupportedError, "aten.view.dtype is not an operator"),
-    "cat": (lambda x: torch.cat([x, x]), UnsupportedError, "aten.cat.default is not an operator"),
+    "cat": (
+        lambda x: torch.cat([x, x]).cumsum(0), UnsupportedError, "aten.cumsum.default is not an"
+    ),
     "nonzero": (lambda x: x[x > 0], UnsupportedError, "depends on values"),
     "complex": (lambda x: x.to(torch.complex64) * 2, DTypeError, "no type torch.complex64"),
     "shape": (lambda x: x + x[:, :5], ShapeError, "The size of tensor a (16) must match"),

@@ -104,3 +104,16 @@ def test_of_no_elements() -> None:
 def test_what_cannot_be_is_said(function: Function) -> None:
     with pytest.raises(UnsupportedError, match=r"reshaped and then computed|equal channels"):
         fusec.compile(function)(torch.randn(2, 16, 5, 7))
+
+
+@pytest.mark.parametrize("backend", ["cpp", "torch"])
+def test_of_a_repeated_argument(backend: str) -> None:
+    """Of what has one element for all of an axis no view is one of the argument."""
+    x = torch.randn(2, 3, 4, dtype=torch.float64)
+    for function in (
+        lambda x: x[:1].expand(5, 3, 4).flatten(0, 1) * 2,
+        lambda x: x[:, :1].expand(2, 3, 4).flatten(1),
+        lambda x: (x[:1].expand(4, 3, 4) * 2).unflatten(0, (2, 2)),
+    ):
+        found = fusec.compile(function, backend=backend)(x)
+        torch.testing.assert_close(found, function(x))
