@@ -22,7 +22,9 @@ from fusec.frontend.trace_special import knows
 from fusec.ir.dtypes import by_torch_name
 
 COMPUTE, VIEW, SOURCE, LEFT = "compute", "view", "source", "left"
-STAYS = "stays"  # in a node's meta: why PyTorch runs it, where a pass over the graph says so
+# In a node's meta, where a pass over the graph says so: why PyTorch runs it, and of a tensor that
+# is put together of parts, where each of them begins.
+STAYS, JOIN = "stays", "join"
 # Views that only repeat: a kernel reads what they are of, so each region has its own.
 SPREADS = words("expand unsqueeze")
 RESHAPES = words("view _unsafe_view reshape _reshape_alias")
@@ -88,7 +90,7 @@ class Operations:
             self._element(operation)
             return
         self.values[node] = self._own(value)
-        if not any(map(is_tensor, leaves(value))):
+        if JOIN in node.meta or not any(map(is_tensor, leaves(value))):
             return
         try:
             self._convert(operation, value)
@@ -217,7 +219,7 @@ def writes(node: Any) -> bool:
     schema = getattr(node.target, "_schema", None)
     if schema is None:
         module = getattr(node.target, "__module__", None) or ""
-        return not module.startswith(("_operator", "math", "builtins", "torch"))
+        return not module.startswith(("_operator", "math", "builtins", "torch", "fusec"))
     return bool(schema.is_mutable or not schema.returns)
 
 

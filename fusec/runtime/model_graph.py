@@ -6,14 +6,15 @@ May import everything below the API, which passes in how a graph becomes callabl
 from __future__ import annotations
 
 import operator
-from collections import Counter
-from collections.abc import Callable, Mapping
+from collections import ChainMap, Counter
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 from fusec.errors import FusecError
-from fusec.frontend.model_calls import COMPUTE, LEFT, VIEW
+from fusec.frontend.model_calls import COMPUTE, JOIN, LEFT, VIEW
+from fusec.frontend.model_joined import split_joined
 from fusec.frontend.model_order import leanest
 from fusec.frontend.model_padded import pad_products
 from fusec.frontend.model_regions import order
@@ -23,7 +24,7 @@ from fusec.runtime.model_memory import memory_of
 from fusec.runtime.model_operators import shorten
 from fusec.runtime.model_plan import Choice, Planned, build_soon, plan_region
 from fusec.runtime.model_products import is_all_pooled, pool_products
-from fusec.runtime.model_region import RegionFunction, Targets, straight
+from fusec.runtime.model_region import Joint, RegionFunction, Targets, straight
 from fusec.runtime.model_report import GraphReport, Report, finish
 from fusec.runtime.traced_bound import Known
 
@@ -49,6 +50,7 @@ def plan_graph(graph: Any, choice: Choice) -> GraphPlan:
     """
     sum_unshaped(graph)
     pad_products(graph)
+    split_joined(graph)
     model = Model()
     plans: dict[Any, Planned] = {}
     plan = GraphPlan(graph, model, plans)
@@ -146,8 +148,24 @@ def _function(
         if alone and _is_last(model, region, region.inputs[place], given):
             over[result] = place
     free = tuple(sorted({place for _, place in planned.over}))
-    targets = Targets(planned.given, over, free, lean)
+    joints = tuple(joint for _, joint in _joints(region)) if planned.given else ()
+    targets = Targets(planned.given, over, free, lean, joints)
     return RegionFunction(region, known, eager, planned.report, targets)
+
+
+def _joints(region: ModelRegion) -> Iterator[tuple[Any, Joint]]:
+    """What is put together of results of a region that nobody else reads, with where they go."""
+    own = {node: k for k, node in enumerate(region.results)}
+    for whole in dict.fromkeys(u for n in own for u in n.users if JOIN in u.meta):
+        pieces, axis, strides = whole.args
+        if len(set(pieces)) < len(pieces):
+            continue
+        if all(n in own and list(n.users) == [whole] for n in pieces):
+            begins, value = whole.meta[JOIN], whole.meta["val"]
+            ends = *begins[1:], value.shape[axis]
+            parts = tuple(zip([own[n] for n in pieces], begins, ends, strict=True))
+            layout = tuple(value.shape), strides, value.dtype
+            yield whole, Joint(layout, axis, parts)
 
 
 def _is_last(model: Model, region: ModelRegion, node: Any, given: set[Any]) -> bool:
@@ -257,19 +275,14 @@ def _rewritten(
         positions = order(numbers, needs)
     for position in positions:
         first = units[position][0]
+        if first in known:  # what a region has put together
+            continue
         if first not in regions:
             source = model.same(first)
             made = source is first or first in kept
             known[first] = graph.node_copy(first, known.__getitem__) if made else known[source]
             continue
-        region = regions[first]
-        arguments = tuple(known[n] for n in (*region.inputs, *region.numbers))
-        call = graph.call_function(_plain(functions[first]), arguments)
-        known.update(_results(graph, region, call))
-        for node in region.nodes:
-            is_view = model.operations.by_node[node].kind == VIEW
-            if is_view and node not in known and all(i in known for i in node.all_input_nodes):
-                known[node] = graph.node_copy(node, known.__getitem__)
+        known.update(_called(graph, model, regions[first], functions[first], known))
     graph.node_copy(output, known.__getitem__)
     for node in reversed(list(graph.nodes)):
         unused = not node.users and node.op not in ("placeholder", "output")
@@ -300,6 +313,22 @@ def _matters(node: Any) -> bool:
     return bool(drawn or schema.is_mutable or not schema.returns)
 
 
+def _called(
+    graph: Any, model: Model, region: ModelRegion, function: RegionFunction, known: dict[Any, Any]
+) -> dict[Any, Any]:
+    """The call of a region, and all that is there then: its results, and views of those."""
+    arguments = tuple(known[n] for n in (*region.inputs, *region.numbers))
+    found = _results(graph, region, graph.call_function(_plain(function), arguments))
+    if function.joined:
+        found.update(_wholes(graph, region, found))
+    there = ChainMap(found, known)
+    for node in region.nodes:
+        is_view = model.operations.by_node[node].kind == VIEW
+        if is_view and node not in there and all(i in there for i in node.all_input_nodes):
+            found[node] = graph.node_copy(node, there.__getitem__)
+    return found
+
+
 def _results(graph: Any, region: ModelRegion, call: Any) -> dict[Any, Any]:
     if len(region.results) == 1:
         return {region.results[0]: call}
@@ -307,6 +336,18 @@ def _results(graph: Any, region: ModelRegion, call: Any) -> dict[Any, Any]:
         node: graph.call_function(operator.getitem, (call, k))
         for k, node in enumerate(region.results)
     }
+
+
+def _wholes(graph: Any, region: ModelRegion, known: Mapping[Any, Any]) -> dict[Any, Any]:
+    """What a region's results are parts of, from where the first of them is."""
+    import torch
+
+    found = {}
+    for whole, joint in _joints(region):
+        shape, strides, _ = joint.layout
+        arguments = known[whole.args[0][0]], shape, strides
+        found[whole] = graph.call_function(torch.as_strided, arguments)
+    return found
 
 
 def _plain(function: RegionFunction) -> Callable[..., Any]:

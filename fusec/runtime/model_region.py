@@ -33,6 +33,7 @@ class _Bound:
     over: tuple[int | None, ...]  # the input whose memory each result takes, if any
     make: tuple[Callable[[], Any], ...]  # memory for each that takes none, as PyTorch lays it out
     into: bool  # the results go to that memory
+    wholes: tuple[tuple[Callable[[], Any], Joint], ...] = ()  # memory of several results
 
     def moved(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """What the kernels read, of the region's inputs."""
@@ -41,12 +42,13 @@ class _Bound:
     def outs(self, values: Sequence[Any]) -> Any:
         """Memory for the results, laid out as PyTorch expects them."""
         each = zip(self.over, self.strides, self.make, strict=True)
-        return _single(
-            tuple(
-                make() if place is None or values[place].stride() != strides else values[place]
-                for place, strides, make in each
-            )
-        )
+        found = [
+            make() if place is None or values[place].stride() != strides else values[place]
+            for place, strides, make in each
+        ]
+        for make, joint in self.wholes:
+            joint.share(make(), found)
+        return _single(tuple(found))
 
 
 class _Direct(NamedTuple):
@@ -62,6 +64,22 @@ class _Direct(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
+class Joint:
+    """Results of a region that are parts of one tensor: its layout, the ``axis`` along which they
+    lie, and the number, begin and end of each.
+    """
+
+    layout: tuple[tuple[int, ...], tuple[int, ...], Any]
+    axis: int
+    parts: tuple[tuple[int, int, int], ...]
+
+    def share(self, whole: Any, results: list[Any]) -> None:
+        """Put the parts of ``whole`` in the places of the results that are to lie there."""
+        for place, begin, end in self.parts:
+            results[place] = whole.narrow(self.axis, begin, end - begin)
+
+
+@dataclass(frozen=True, slots=True)
 class Targets:
     """Where the results of a region go.
 
@@ -69,13 +87,15 @@ class Targets:
     than PyTorch expects. ``over``: results by the inputs whose memory they take, which nothing
     needs again, of all the ``free`` inputs that the kernels can write over: those are the same for
     all regions that share the kernels, so that a call is known whichever of them is taken.
-    ``lean``: see ``runtime.memory``.
+    ``lean``: see ``runtime.memory``. ``joints``: results that lie in one tensor, and
+    are ``given``.
     """
 
     given: bool = False
     over: Mapping[int, int] = field(default_factory=dict)
     free: tuple[int, ...] = ()
     lean: bool = False
+    joints: tuple[Joint, ...] = ()
 
 
 class RegionFunction:
@@ -96,6 +116,7 @@ class RegionFunction:
         self.eager = eager
         self.report = report
         self.over = targets.over
+        self.joined = bool(targets.joints)
         self._targets = targets
         self._tensors = len(region.inputs)
         self._layouts = region.layouts
@@ -106,13 +127,27 @@ class RegionFunction:
 
     def __call__(self, *values: Any) -> Any:
         if self.report.failure is not None:
-            return self.eager(*values)
+            return self._eager(values)
         tensors = values[: self._tensors]
         try:
             return self._run(self._bound(tensors), tensors)
         except FusecError as error:
             fail(self.report, error.message)
-            return self.eager(*values)
+            return self._eager(values)
+
+    def _eager(self, values: Sequence[Any]) -> Any:
+        """The results of PyTorch's operators, where those of kernels would be."""
+        results = self.eager(*values)
+        if not self._targets.joints:
+            return results
+        wholes = self._bound(values[: self._tensors]).wholes
+        found = list(results)
+        for make, joint in wholes:
+            joint.share(make(), found)
+        for own, result in zip(found, results, strict=True):
+            if own is not result:
+                own.copy_(result)
+        return tuple(found)
 
     def direct(self) -> _Direct | None:
         """How every call goes, once there was one; None where calls differ, or may."""
@@ -155,6 +190,7 @@ class RegionFunction:
         targets = self._targets
         given = targets.given or bool(targets.over)
         pooled = targets.lean and any(is_pooled(*own, device) for own in wanted)
+        joined = {place for j in targets.joints for place, _, _ in j.parts}
         made = self._memo[key] = _Bound(
             bound,
             [strides for _, strides, _ in wanted],
@@ -162,8 +198,12 @@ class RegionFunction:
             in_order and not any(steps for _, steps in bound.views),
             finished,
             tuple(self.over.get(k) for k in range(len(wanted))),
-            tuple(allocator(*own, device, targets.lean) for own in wanted),
+            tuple(
+                _nothing_yet if k in joined else allocator(*own, device, targets.lean)
+                for k, own in enumerate(wanted)
+            ),
             finished and (given or pooled),
+            tuple((allocator(*j.layout, device, targets.lean), j) for j in targets.joints),
         )
         return made
 
@@ -176,7 +216,9 @@ class RegionFunction:
 
     def _run_into(self, made: _Bound, values: Sequence[Any]) -> Any:
         outs = made.outs(values)
-        if self.over:
+        if self.joined:
+            self.known.function.fill(tuple(values), outs)
+        elif self.over:
             self.known.function.overwrite(tuple(values), outs, self._targets.free)
         else:
             self.known.function(*values, out=outs)
@@ -215,6 +257,10 @@ def straight(region: RegionFunction) -> Callable[..., Any]:
 
 def _nothing(values: Any) -> None:
     """The key of a call whose shapes are always the same."""
+
+
+def _nothing_yet() -> None:
+    """The memory of a result that is a part of a tensor."""
 
 
 def _shapes(values: Sequence[Any]) -> Any:

@@ -1,0 +1,279 @@
+"""Elementwise operators over concatenations, as those over their parts: a kernel has one shape.
+
+    f(cat(a, b), c) = cat(f(a, c[:n]), f(b, c[n:]))
+
+So a rotary embedding, which turns the halves of rows into each other, is one region, and so is its
+gradient, in which a slice's gradient is zeros with a tensor among them. The parts that a region
+computes lie where the whole has them (``runtime.model_region``), and nothing puts them together.
+May import ``fusec.frontend.model_calls``; torch inside functions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+from fusec.frontend.model_calls import JOIN
+
+Slot: TypeAlias = "tuple[int, int]"  # where a part begins along the axis, and where it ends
+
+
+@dataclass(frozen=True, slots=True)
+class Parts:
+    """What a tensor has along ``axis``, counted from the left: nodes by where they lie, in order;
+    None for zeros.
+    """
+
+    axis: int
+    pieces: dict[Slot, Any]
+
+
+def split_joined(graph: Any) -> None:
+    """Let the operators of a graph over aten, each node of which has a value, compute parts of
+    concatenations where they are elementwise.
+    """
+    if any(_name(n) in ("cat", "slice_backward") for n in graph.nodes):
+        _Split(graph).run()
+
+
+def join(pieces: Sequence[Any], axis: int, strides: Sequence[int]) -> Any:
+    """The concatenation of tensors, with these strides in elements."""
+    import torch
+
+    joined = torch.cat(list(pieces), axis)
+    if joined.stride() == tuple(strides):
+        return joined
+    like = torch.empty_strided(
+        joined.shape, tuple(strides), dtype=joined.dtype, device=joined.device
+    )
+    return like.copy_(joined)
+
+
+def _name(node: Any) -> str:
+    target = node.target
+    return target._opname if getattr(target, "namespace", None) == "aten" else ""
+
+
+def _value(node: Any) -> Any:
+    return node.meta.get("val")
+
+
+def _is_tensor(value: Any) -> bool:
+    return hasattr(value, "fake_mode")
+
+
+def _is_known(value: Any) -> bool:
+    """Whether a value is a tensor of which all lengths are numbers."""
+    return _is_tensor(value) and all(isinstance(n, int) for n in (*value.shape, *value.stride()))
+
+
+@dataclass(slots=True)
+class _Split:
+    """Rewrites one graph."""
+
+    graph: Any
+    parts: dict[Any, Parts] = field(default_factory=dict)
+    starts: set[Any] = field(default_factory=set)  # whose parts are there from the beginning
+    _slices: dict[tuple[Any, int, Slot], Any] = field(default_factory=dict)
+    _made: set[Any] = field(default_factory=set)
+
+    def run(self) -> None:
+        for node in list(self.graph.nodes):
+            if node.op != "call_function" or not _is_known(_value(node)):
+                continue
+            found = self._start(node)
+            if found is not None:
+                self.starts.add(node)
+            elif any(n in self.parts for n in node.all_input_nodes):
+                found = self._spread(node)
+            if found is not None:
+                self.parts[node] = found
+        whole = [n for n in self.parts if self._is_whole(n)]
+        for node in whole:
+            self._join(node)
+        for node in reversed(list(self.graph.nodes)):
+            if not node.users and (node in self.parts or node in self._made):
+                self.graph.erase_node(node)
+
+    # -- parts ------------------------------------------------------------------------------------
+
+    def _start(self, node: Any) -> Parts | None:
+        name, value = _name(node), _value(node)
+        if name == "cat":
+            tensors, axis = node.args[0], (node.args[1] if len(node.args) > 1 else 0)
+            values = [_value(t) for t in tensors]
+            if not all(_is_known(v) and v.dim() and v.dtype is value.dtype for v in values):
+                return None
+            axis %= value.dim()
+            pieces, begin = {}, 0
+            for tensor, own in zip(tensors, values, strict=True):
+                if own.shape[axis]:
+                    pieces[begin, begin + own.shape[axis]] = tensor
+                begin += own.shape[axis]
+            return Parts(axis, pieces) if pieces else None
+        if name != "slice_backward" or node.args[5] != 1:
+            return None
+        grad, _, axis, begin = node.args[:4]
+        axis %= value.dim()
+        length, own = value.shape[axis], _value(grad).shape[axis]
+        begin = max(0, begin + length if begin < 0 else begin)
+        end = begin + own
+        found = {(0, begin): None, (begin, end): grad, (end, length): None}
+        return Parts(axis, {slot: n for slot, n in found.items() if slot[0] < slot[1]})
+
+    def _spread(self, node: Any) -> Parts | None:
+        """The parts of what an operator makes of parts; None where it needs the whole."""
+        import torch
+
+        name, value = _name(node), _value(node)
+        if name in ("permute", "transpose"):
+            return self._turned(node)
+        pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+        if not pointwise and name not in ("clone", "_to_copy"):
+            return None
+        given = [n for n in node.all_input_nodes if n in self.parts]
+        ranks = {value.dim() - _value(n).dim() + self.parts[n].axis for n in given}
+        if len(ranks) != 1:
+            return None
+        (axis,) = ranks
+        length = value.shape[axis]
+        if any(_value(n).shape[self.parts[n].axis] != length for n in given):
+            return None
+        cuts = sorted({c for n in given for slot in self.parts[n].pieces for c in slot})
+        pieces: dict[Slot, Any] = {}
+        for slot in pairwise(cuts):
+            made = self._piece(node, axis, slot)
+            if made is NotImplemented:
+                return None
+            pieces[slot] = made
+        return Parts(axis, pieces)
+
+    def _turned(self, node: Any) -> Parts | None:
+        """A view whose axes have another order."""
+        base = node.args[0]
+        rank, own = _value(base).dim(), self.parts[base]
+        order = list(range(rank))
+        if _name(node) == "permute":
+            order = [d % rank for d in node.args[1]]
+        else:
+            one, other = (d % rank for d in node.args[1:])
+            order[one], order[other] = order[other], order[one]
+        with self.graph.inserting_before(node):
+            pieces = {
+                slot: None if piece is None else self._call(node, (piece, *node.args[1:]))
+                for slot, piece in own.pieces.items()
+            }
+        return Parts(order.index(own.axis), pieces)
+
+    def _piece(self, node: Any, axis: int, slot: Slot) -> Any:
+        """What an elementwise operator makes of what lies in ``slot``: a node, None for zeros;
+        NotImplemented where zeros would have to be there.
+        """
+        from torch.fx.node import map_arg
+
+        back = axis - _value(node).dim()
+        with self.graph.inserting_before(node):
+            found = {n: self._part(n, back, slot) for n in node.all_input_nodes}
+            if None in found.values():
+                return self._of_zeros(node, [found.get(a, a) for a in node.args])
+            return self._call(node, map_arg(node.args, found.__getitem__))
+
+    def _part(self, node: Any, back: int, slot: Slot) -> Any:
+        """What of an operand lies in ``slot`` of the result, along an axis counted from the right:
+        all of it, if it is the same everywhere.
+        """
+        value = _value(node)
+        if not _is_tensor(value) or value.dim() < -back or value.shape[back] == 1:
+            return node
+        if node not in self.parts:
+            return self._slice(node, value.dim() + back, slot)
+        for (begin, end), piece in self.parts[node].pieces.items():
+            if begin <= slot[0] and slot[1] <= end:
+                inner = slot[0] - begin, slot[1] - begin
+                if piece is None or (begin, end) == slot:
+                    return piece
+                return self._slice(piece, value.dim() + back, inner)
+        return None
+
+    def _of_zeros(self, node: Any, operands: Sequence[Any]) -> Any:
+        """Sums and differences with zeros, and what makes zeros of zeros."""
+        name = _name(node)
+        if name in ("neg", "clone") and operands[0] is None:
+            return None
+        if name not in ("add", "sub") or len(operands) != 2 or node.kwargs:
+            return NotImplemented
+        one, other = operands
+        if one is None and other is None:
+            return None
+        left = one if other is None else other
+        if not _is_tensor(getattr(left, "meta", {}).get("val")):
+            return NotImplemented
+        own, whole = _value(left), _value(node)
+        if own.dim() != whole.dim() or own.dtype is not whole.dtype or 1 in own.shape:
+            return NotImplemented  # it may be spread out, which a sum would see to
+        if name == "sub" and one is None:
+            import torch
+
+            return self._make(torch.ops.aten.neg.default, (left,), {})
+        return left
+
+    # -- nodes ------------------------------------------------------------------------------------
+
+    def _slice(self, node: Any, axis: int, slot: Slot) -> Any:
+        import torch
+
+        key = (node, axis, slot)
+        if key not in self._slices:
+            args = (node, axis, *slot)
+            self._slices[key] = self._make(torch.ops.aten.slice.Tensor, args, {})
+        return self._slices[key]
+
+    def _call(self, node: Any, args: Any) -> Any:
+        return self._make(node.target, args, dict(node.kwargs))
+
+    def _make(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """A new node with its value."""
+        import torch
+        from torch.fx.node import map_arg
+
+        given = map_arg(args, _value)
+        mode = next(v for v in given if _is_tensor(v)).fake_mode
+        with mode, torch.no_grad():
+            value = target(*given, **kwargs)
+        node = self.graph.call_function(target, args, kwargs)
+        node.meta["val"] = value
+        self._made.add(node)
+        return node
+
+    # -- wholes -----------------------------------------------------------------------------------
+
+    def _is_whole(self, node: Any) -> bool:
+        """Whether somebody reads a computed tensor as a whole."""
+        if node in self.starts or _name(node) in ("permute", "transpose"):
+            return False
+        if None in self.parts[node].pieces.values() or len(self.parts[node].pieces) < 2:
+            return False
+        return any(self._asks(user) for user in node.users)
+
+    def _asks(self, user: Any) -> bool:
+        if user not in self.parts:
+            return True
+        turns = _name(user) in ("permute", "transpose")
+        return turns and any(map(self._asks, user.users))
+
+    def _join(self, node: Any) -> None:
+        """The parts of a tensor, each laid out as it lies in the whole."""
+        import torch
+
+        value, own = _value(node), self.parts[node]
+        with self.graph.inserting_before(node):
+            pieces = tuple(own.pieces.values())
+            whole = self.graph.call_function(join, (pieces, own.axis, tuple(value.stride())))
+        whole.meta["val"] = value
+        with value.fake_mode, torch.no_grad():
+            for (begin, end), piece in own.pieces.items():
+                piece.meta["val"] = value.detach().narrow(own.axis, begin, end - begin)
+        node.replace_all_uses_with(whole)
+        whole.meta[JOIN] = tuple(begin for begin, _ in own.pieces)
