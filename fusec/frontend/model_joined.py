@@ -77,6 +77,7 @@ class _Split:
     parts: dict[Any, Parts] = field(default_factory=dict)
     starts: set[Any] = field(default_factory=set)  # whose parts are there from the beginning
     _slices: dict[tuple[Any, int, Slot], Any] = field(default_factory=dict)
+    _pieces: dict[tuple[Any, tuple[Any, ...]], Any] = field(default_factory=dict)
     _made: set[Any] = field(default_factory=set)
 
     def run(self) -> None:
@@ -176,9 +177,15 @@ class _Split:
         back = axis - _value(node).dim()
         with self.graph.inserting_before(node):
             found = {n: self._part(n, back, slot) for n in node.all_input_nodes}
+            key = node, tuple(found.values())
+            if key in self._pieces:  # the same operands as elsewhere along the axis
+                return self._pieces[key]
             if None in found.values():
-                return self._of_zeros(node, [found.get(a, a) for a in node.args])
-            return self._call(node, map_arg(node.args, found.__getitem__))
+                shape = list(_value(node).shape)
+                shape[axis] = slot[1] - slot[0]
+                return self._of_zeros(node, [found.get(a, a) for a in node.args], shape)
+            made = self._pieces[key] = self._call(node, map_arg(node.args, found.__getitem__))
+            return made
 
     def _part(self, node: Any, back: int, slot: Slot) -> Any:
         """What of an operand lies in ``slot`` of the result, along an axis counted from the right:
@@ -197,8 +204,8 @@ class _Split:
                 return self._slice(piece, value.dim() + back, inner)
         return None
 
-    def _of_zeros(self, node: Any, operands: Sequence[Any]) -> Any:
-        """Sums and differences with zeros, and what makes zeros of zeros."""
+    def _of_zeros(self, node: Any, operands: Sequence[Any], shape: list[int]) -> Any:
+        """Sums and differences of this shape with zeros, and what makes zeros of zeros."""
         name = _name(node)
         if name in ("neg", "clone") and operands[0] is None:
             return None
@@ -210,9 +217,9 @@ class _Split:
         left = one if other is None else other
         if not _is_tensor(getattr(left, "meta", {}).get("val")):
             return NotImplemented
-        own, whole = _value(left), _value(node)
-        if own.dim() != whole.dim() or own.dtype is not whole.dtype or 1 in own.shape:
-            return NotImplemented  # it may be spread out, which a sum would see to
+        own = _value(left)
+        if list(own.shape) != shape or own.dtype is not _value(node).dtype:
+            return NotImplemented  # a sum would spread it out, or cast it
         if name == "sub" and one is None:
             import torch
 
@@ -274,6 +281,7 @@ class _Split:
         whole.meta["val"] = value
         with value.fake_mode, torch.no_grad():
             for (begin, end), piece in own.pieces.items():
-                piece.meta["val"] = value.detach().narrow(own.axis, begin, end - begin)
+                if pieces.count(piece) == 1:
+                    piece.meta["val"] = value.detach().narrow(own.axis, begin, end - begin)
         node.replace_all_uses_with(whole)
         whole.meta[JOIN] = tuple(begin for begin, _ in own.pieces)

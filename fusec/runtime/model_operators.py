@@ -44,10 +44,34 @@ def shorten(graph: Any) -> None:
         name = f"{target._opname}.{target._overloadname}"
         if name == "constant_pad_nd.default" and _is_margin(node):
             node.target = with_margin
+        elif name == "slice.Tensor" and _is_narrow(node):
+            value, begin = node.meta["val"], node.args[2] or 0
+            length = value.shape[node.args[1]]
+            node.op, node.target = "call_method", "narrow"
+            node.args = node.args[0], node.args[1], begin, length
+        elif name == "_unsafe_view.default" and not any(u.op == "output" for u in node.users):
+            node.op, node.target = "call_method", "view"
         elif name in _FUNCTIONS:
             node.target = getattr(torch, _FUNCTIONS[name])
         elif name in _METHODS and node.args and "implicit" not in node.kwargs:
             node.op, node.target = "call_method", _METHODS[name]
+
+
+def _is_narrow(node: Any) -> bool:
+    """Whether a slice is of elements side by side whose places are known."""
+    value, numbers = node.meta.get("val"), node.args[1:]
+    whole = getattr(node.args[0], "meta", {}).get("val")
+    if (
+        value is None
+        or whole is None
+        or node.kwargs
+        or len(numbers) < 3
+        or numbers[3:] not in ((), (1,))
+    ):
+        return False
+    axis, begin = numbers[0], numbers[1] or 0
+    known = all(isinstance(n, int) for n in (begin, value.shape[axis], whole.shape[axis]))
+    return known and 0 <= begin <= whole.shape[axis]
 
 
 def _is_margin(node: Any) -> bool:

@@ -21,6 +21,36 @@ if TYPE_CHECKING:
 _MANY = 1024  # exact shapes remembered by one region
 
 
+@dataclass(frozen=True, slots=True)
+class _Seen:
+    """An operand of the kernels, a view of an input: its ``steps``, and where they led for an input
+    with these ``strides``: shape, strides and the way to its first element, or None where they
+    have to be gone again, as for a copy.
+    """
+
+    number: int
+    steps: Sequence[Callable[[Any], Any]]
+    strides: tuple[int, ...]
+    place: tuple[tuple[int, ...], tuple[int, ...], int] | None
+
+    @classmethod
+    def of(cls, number: int, steps: Sequence[Callable[[Any], Any]], value: Any) -> _Seen:
+        seen, place = _under(value, steps), None
+        # The storage, not its address: tensors without memory have none.
+        shares = seen.untyped_storage()._cdata == value.untyped_storage()._cdata
+        if len(steps) > 1 and shares and not value.is_neg():
+            begin = seen.storage_offset() - value.storage_offset()
+            place = tuple(seen.shape), seen.stride(), begin
+        return cls(number, steps, value.stride(), place)
+
+    def read(self, value: Any) -> Any:
+        """The view of an input of the same shape."""
+        if self.place is None or value.stride() != self.strides or value.is_neg():
+            return _under(value, self.steps)
+        shape, strides, begin = self.place
+        return value.as_strided(shape, strides, value.storage_offset() + begin)
+
+
 @dataclass(slots=True)
 class _Bound:
     """A region for exact shapes. ``wanted`` are shape, strides and type of each result."""
@@ -35,9 +65,13 @@ class _Bound:
     into: bool  # the results go to that memory
     wholes: tuple[tuple[Callable[[], Any], Joint], ...] = ()  # memory of several results
 
+    views: list[_Seen] = field(default_factory=list)  # once there was a call
+
     def moved(self, values: Sequence[Any]) -> tuple[Any, ...]:
         """What the kernels read, of the region's inputs."""
-        return tuple([_under(values[n], steps) for n, steps in self.bound.views])
+        if not self.views:
+            self.views = [_Seen.of(n, steps, values[n]) for n, steps in self.bound.views]
+        return tuple([view.read(values[view.number]) for view in self.views])
 
     def outs(self, values: Sequence[Any]) -> Any:
         """Memory for the results, laid out as PyTorch expects them."""

@@ -12,6 +12,7 @@ from fusec.cli.suites import models
 from fusec.cli.suites.case import Measure, Operation, Plan, SuiteCase, make_case
 from fusec.cli.suites.declared import SUITES
 from fusec.cli.suites.models import Network, measure_model
+from fusec.cli.suites.transformers import KINDS
 from fusec.runtime.timing import FirstCall, steps_in_turns
 
 
@@ -40,8 +41,9 @@ def first_calls(
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_cases_are_networks_of_some_depth(device: str) -> None:
     cases = SUITES["models"].cases(device)
-    assert len({c.name for c in cases}) == len(cases) == 3
-    assert [Network.of(c, device).depth for c in cases] == [3, 8, 3]
+    assert len({c.name for c in cases}) == len(cases) == 6
+    assert [Network.of(c, device).depth for c in cases[:3]] == [3, 8, 3]
+    assert tuple(c.operation.name for c in cases[3:]) == KINDS
 
 
 def test_a_step_computes_what_the_layers_say() -> None:
@@ -73,6 +75,20 @@ def test_a_case_has_a_step_its_memory_and_first_steps(monkeypatch: pytest.Monkey
     assert first.count(".step('fusec')") == 1
     assert "depth=4, width=8, batch=4" in following
     assert following.endswith(first)
+
+
+# Dynamo looks at the gradient of the logits of a GPT-2, which are a result of one graph.
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor")
+@pytest.mark.parametrize("kind", KINDS)
+def test_language_models_agree_with_float64(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("transformers")
+    asked = first_calls(monkeypatch)
+    operation = Operation(kind, f"{kind}, 2 layers", "t=BxT:i64", depth=1)
+    small = make_case("models", operation, "f32", {"B": 2, "T": 8})
+    for row in measure_model(small, PLAN)["rows"]:
+        assert row["largest_error"] < 1e-4
+        assert 0 < row["timing"]["milliseconds"] < 1e4
+    assert not asked
 
 
 def test_wrong_gradients_are_a_problem(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -44,6 +44,13 @@ def layers(q: Any, k: Any, cos: Any, sin: Any) -> Any:
     return (q @ k.transpose(-1, -2)).softmax(-1) @ k
 
 
+def angles(q: Any, freqs: Any) -> Any:
+    """Both halves are turned by the same angles, which come in two copies."""
+    both = torch.cat((freqs, freqs), -1)
+    cos, sin = both.cos(), both.sin()
+    return q * cos + rotate_half(q) * sin, cos
+
+
 def partly(q: Any, cos: Any, sin: Any) -> Any:
     """Some of each row is turned, the rest stays."""
     turned, rest = q[..., : cos.shape[-1]], q[..., cos.shape[-1] :]
@@ -86,6 +93,7 @@ CASES: dict[str, tuple[Function, list[torch.Tensor]]] = {
     "rotary": (rotary, [rows_of(2, 3, 5, 8), rows_of(2, 3, 5, 8), rows_of(5, 8), rows_of(5, 8)]),
     "one-key": (rotary, [rows_of(2, 4, 5, 8), rows_of(2, 1, 5, 8), rows_of(5, 8), rows_of(5, 8)]),
     "layers": (layers, [rows_of(2, 5, 24), rows_of(2, 5, 24), rows_of(5, 8), rows_of(5, 8)]),
+    "angles": (angles, [rows_of(2, 3, 5, 8), rows_of(5, 4)]),
     "partly": (partly, [rows_of(2, 5, 11), rows_of(5, 4), rows_of(5, 4)]),
     "uneven": (uneven, [rows_of(3, 4), rows_of(3, 7)]),
     "slices": (slices, [rows_of(3, 4)]),

@@ -237,13 +237,15 @@ def five_ways(device: str = "cuda") -> list[SuiteCase]:
 
 
 def models(device: str = "cuda") -> list[SuiteCase]:
-    """Networks that are deep, shallow, and so small that the caller is the bound."""
+    """Networks that are deep, shallow, and so small that the caller is the bound; and language
+    models as the package ``transformers`` has them, with four layers.
+    """
     dtype = "f32" if device == "cpu" else "bf16"
     sizes = {
         "cpu": ((3, 1024, 1024), (8, 1024, 1024), (3, 64, 32)),
         "cuda": ((3, 1024, 4096), (8, 1024, 4096), (3, 256, 128)),
     }
-    return [
+    networks = [
         make_case(
             "models",
             Operation(f"mlp_{depth}", f"gelu(linear(x)), {depth} layers", "x=RxC", depth=depth),
@@ -251,6 +253,16 @@ def models(device: str = "cuda") -> list[SuiteCase]:
             {"R": rows, "C": width},
         )
         for depth, width, rows in sizes[device]
+    ]
+    batch, tokens = (2, 64) if device == "cpu" else (4, 1024)
+    return networks + [
+        make_case(
+            "models",
+            Operation(kind, f"{kind}, 4 layers", "t=BxT:i64", depth=4),
+            dtype,
+            {"B": batch, "T": tokens},
+        )
+        for kind in ("llama", "gpt2", "bert")
     ]
 
 
