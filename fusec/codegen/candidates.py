@@ -64,7 +64,7 @@ def _distance(factors: tuple[float, ...]) -> int:
 def _fits(config: Config, form: Form, rows: float, cols: float) -> bool:
     """Whether the tile may change so: a row that is held has to fill it, a flat index has none."""
     if form is Form.FLAT:
-        return rows == 1.0
+        return rows == 1.0 and (cols <= 1.0 or not config.two_rows)
     if form is Form.ROWS and config.resident:
         return cols == 1.0 and config.block_rows * rows >= 1
     if form is Form.ROWS and not config.lanes_along_rows:

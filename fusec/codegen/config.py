@@ -54,6 +54,7 @@ class Config:
     full: int = 0  # vectors of a thread that are inside its row whatever the row; the others may be
     # Whole tiles have code of their own, without masks: those of a looped row, or of a flat index.
     apart: bool = False
+    two_rows: bool = False  # a block of a flat index has elements of two rows at most
     narrow: tuple[int, ...] = ()  # operands that cannot be moved as whole vectors
     lead: int | None = None  # the operand whose rows begin between vectors, as those of others do
 

@@ -282,10 +282,24 @@ def _flat(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -
     apart = arrangement.cols % _vector(accesses, arrangement) != 0
     if arrangement.layout.flattened:
         elements //= 2
+    two_rows = _has_two_rows(accesses, arrangement, elements)
+    warps = 4
     many = sum(is_tile(k, arrangement) for k in range(len(accesses))) >= MANY_TENSORS
     if many and elements == ELEMENTS_PER_PROGRAM:
-        return Config(1, elements // 2, warps=8, wide_index=wide, apart=apart)
-    return Config(1, elements, warps=4, wide_index=wide, apart=apart)
+        elements, warps = elements // 2, 8
+    return Config(1, elements, warps=warps, wide_index=wide, apart=apart, two_rows=two_rows)
+
+
+def _has_two_rows(accesses: tuple[Operand, ...], arrangement: Arrangement, elements: int) -> bool:
+    """Whether a program of a flat index meets two rows at most, so that it loads the values that
+    rows have for themselves once, instead of for each element.
+    """
+    sizes = arrangement.col_sizes
+    if not arrangement.layout.flattened or len(sizes) != 2 or arrangement.row_sizes:
+        return False
+    fits = prod(sizes) + sizes[1] < WIDE_OFFSETS and cover(sizes[1]) >= 2 * elements
+    strides = [own for k, own in enumerate(arrangement.strides) if not is_tile(k, arrangement)]
+    return fits and any(own[0] and not own[1] for own in strides)
 
 
 def _tile(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -> Config:

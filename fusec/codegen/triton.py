@@ -172,7 +172,20 @@ class _Printer:
         if load.caching:
             arguments.append(f'eviction_policy="{load.caching}"')
         widen = "" if load.storage is load.dtype else f".to(tl.{load.dtype.triton})"
+        if self.place.of_two_rows(load):
+            _line(writer, f"{load.name} = {self._of_two_rows(load)}{widen}")
+            return
         _line(writer, f"{load.name} = tl.load({', '.join(arguments)}){widen}")
+
+    def _of_two_rows(self, load: Load) -> str:
+        """What each of the two rows of a program has."""
+        (term,) = load.access.terms
+        first, second = (
+            f"{load.access.buffer} + {row if term.stride == 1 else f'{row} * {term.stride}'}"
+            for row in ("first", "(first + 1)")
+        )
+        second = second.replace(" + (first + 1)", " + first + 1") if term.stride == 1 else second
+        return f"tl.where(beyond, tl.load({second}, mask=border < n), tl.load({first}))"
 
     def _store(self, store: Store, writer: Writer) -> None:
         value = self._dialect.text(store.value)

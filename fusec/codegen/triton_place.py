@@ -9,6 +9,7 @@ from dataclasses import dataclass
 
 from fusec.codegen.expr import position_text
 from fusec.codegen.kernel import Combine, Form, Kernel, Level, Load, Stmt, Sweep
+from fusec.codegen.uses import reads
 from fusec.codegen.writer import Writer
 
 
@@ -82,9 +83,11 @@ class Place:
     def indices(self, writer: Writer) -> None:
         """The lines that say which elements a program has, but for those that a loop counts."""
         form, wide = self.kernel.form, ".to(tl.int64)" if self.kernel.config.wide_index else ""
-        if form is Form.FLAT and self.kernel.config.apart:
+        if form is Form.FLAT and (self.kernel.config.apart or self.kernel.config.two_rows):
             writer.line(f"start = tl.program_id(0){wide} * BLOCK")
             writer.line("i = start + tl.arange(0, BLOCK)")
+            if not self.kernel.config.apart:
+                writer.line("mask = i < n")
         elif form is Form.FLAT:
             writer.line(f"i = tl.program_id(0){wide} * BLOCK + tl.arange(0, BLOCK)")
             writer.line("mask = i < n")
@@ -143,8 +146,29 @@ class Place:
             whole = "tl.arange(0, SPLITS)"
             writer.line(f"part = {whole if self.flat_rows else f'{whole}[None, :]'}")
 
+    def of_two_rows(self, load: Load) -> bool:
+        """Whether a load is of a value for each of the two rows of a program."""
+        terms = load.access.terms
+        alone = len(terms) == 1 and terms[0].variable == "row" and not load.guards
+        return self.kernel.config.two_rows and alone
+
+    def _two_rows(self, writer: Writer) -> None:
+        """The first row of a program, and which of its elements are of the second."""
+        writer.line("first = start // cols")
+        writer.line("border = (first + 1) * cols")
+        writer.line("beyond = i >= border")
+        others = [s for s in self.kernel.body if not (isinstance(s, Load) and self.of_two_rows(s))]
+        used = reads(others)
+        if "row" in used:
+            writer.line("row = first + beyond.to(border.dtype)")
+        if "col" in used:
+            writer.line("col = i - tl.where(beyond, border, border - cols)")
+
     def variables(self, levels: Level, writer: Writer) -> None:
         """Split flattened indices into the positions along their axes."""
+        if self.kernel.config.two_rows:
+            self._two_rows(writer)
+            return
         for variable in self.kernel.variables:
             if variable.level in levels:
                 writer.line(f"{variable.name} = {position_text(variable, '//')}")

@@ -2,16 +2,32 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
 import fusec
+from fusec.codegen.candidates import around
+from fusec.codegen.kernel import Config, Form
 from tests.oracle import Backend, assert_close, on_every_backend, reference
 
 AFFINE, NORM = "x * w + b", "(x - m) * r * w + b"
 INDEXED = "where(index(-1) <= index(-2), x, 0) + index(-2) * w + index(-1)"
 # x, what all rows share, what each row has for itself; and how a Triton kernel takes them.
-MATRICES = [(1024, 33), (1026, 33), (1025, 7), (64, 2), (2048, 3), (7, 1001), (512, 100), (16, 513)]
+MATRICES = [
+    (1024, 33),
+    (1026, 33),
+    (1025, 7),
+    (64, 2),
+    (2048, 3),
+    (7, 1001),
+    (512, 100),
+    (16, 513),
+    (7, 5001),
+    (3, 8195),
+    (2, 4098),
+]
 IMAGES = [(20, 16, 49), (16, 32, 7), (17, 3, 49), (3, 16, 25), (32, 4, 196), (2, 18, 5, 40)]
 
 
@@ -148,3 +164,26 @@ def test_an_operand_is_written_over() -> None:
     f = fusec.compile(AFFINE, backend="triton")
     assert torch.equal(f(x, w, w, out=x), expected)
     assert torch.equal(x, expected)
+
+
+@pytest.mark.parametrize(
+    ("cols", "dtype", "two"),
+    [(5001, torch.float32, True), (5001, torch.bfloat16, True), (511, torch.float32, False), (513, torch.float32, True),
+     (1023, torch.bfloat16, False), (5000, torch.bfloat16, False)],
+)  # fmt: skip
+def test_a_program_of_long_rows_has_values_of_two(cols: int, dtype: torch.dtype, two: bool) -> None:
+    """It loads them once, where others load one for each element."""
+    x, r, w = values(64, cols, dtype=dtype), values(64, 1, dtype=dtype), values(cols, dtype=dtype)
+    text = source("(x - r) * w + index(-2)", x, r, w)
+    assert ("border = (first + 1) * cols" in text) == two
+    assert ("r_ptr + first + 1, mask=border < n" in text) == two
+    assert "border" not in source("x * w", x, w)
+
+
+def test_a_search_keeps_to_two_rows() -> None:
+    """A longer block might meet three."""
+    two = Config(1, 2048, two_rows=True)
+    assert max(c.block_cols for c in around(two, Form.FLAT, "triton")) == 2048
+    assert (
+        max(c.block_cols for c in around(replace(two, two_rows=False), Form.FLAT, "triton")) > 2048
+    )
