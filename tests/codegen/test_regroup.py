@@ -168,8 +168,8 @@ def test_an_operand_is_written_over() -> None:
 
 @pytest.mark.parametrize(
     ("cols", "dtype", "two"),
-    [(5001, torch.float32, True), (5001, torch.bfloat16, True), (511, torch.float32, False), (513, torch.float32, True),
-     (1023, torch.bfloat16, False), (5000, torch.bfloat16, False)],
+    [(5001, torch.float32, True), (5001, torch.bfloat16, True), (511, torch.float32, False),
+     (513, torch.float32, True), (1023, torch.bfloat16, False), (5000, torch.bfloat16, False)],
 )  # fmt: skip
 def test_a_program_of_long_rows_has_values_of_two(cols: int, dtype: torch.dtype, two: bool) -> None:
     """It loads them once, where others load one for each element."""
