@@ -120,8 +120,6 @@ def _step(step: Step, values: dict[Any, Any]) -> Callable[[Any], Any]:
             return _counted(number(step.parts[0], values))
     lengths = tuple(number(n, values) for n in step.parts)
     match step.kind:
-        case "view":
-            return lambda tensor: tensor.view(lengths)
         case "expand":
             return lambda tensor: tensor.expand(lengths)
         case "spread":
