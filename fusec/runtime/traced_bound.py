@@ -88,9 +88,7 @@ def bind(known: Known, leaves: Sequence[Any]) -> Bound:
         constant = result.constant if result.length is None else number(result.length, values)
         results.append((result, [_step(s, values) for s in result.steps], constant))
     one = len(results) == 1 and results[0][0].output == 0 and not results[0][1]
-    single = (
-        known.program.structure.is_leaf() if hasattr(known.program.structure, "is_leaf") else False
-    )
+    single = known.program.structure.is_leaf()
     plain = one and single and not any(steps for _, steps in views)
     return Bound(known, views, results, plain)
 
@@ -100,6 +98,8 @@ def number(length: Length, values: dict[Any, Any]) -> Any:
     if isinstance(length, int | float):
         return length
     found = length.xreplace(values)
+    if found.is_Boolean:
+        return bool(found)
     return int(found) if found.is_integer else float(found)
 
 
