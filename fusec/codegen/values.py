@@ -113,9 +113,7 @@ class Values(Parameters):
         lone = {a for group in rows for a in group if space[a] == 1}
         axes = enumerate(node.shape, len(space) - len(node.shape))
         wide = {axis for axis, extent in axes if extent != 1 or axis in lone}
-        level = Level.UNIFORM
-        if any(a in wide for group in rows for a in group):
-            level |= Level.ROW
+        level = Level.ROW if any(a in wide for group in rows for a in group) else Level.UNIFORM
         if any(a in wide for group in self.job.layout.cols for a in group):
             level |= Level.COL
         return level

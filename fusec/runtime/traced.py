@@ -21,7 +21,7 @@ from fusec.frontend.trace import trace
 from fusec.frontend.trace_asked import refuse_autocast
 from fusec.frontend.trace_returned import taken_apart
 from fusec.passes.simplify import Numerics
-from fusec.runtime.arrays import is_array
+from fusec.runtime.arrays import is_array, number_of
 from fusec.runtime.formula import Formula
 from fusec.runtime.operator_calls import (
     leave_alone,
@@ -205,15 +205,16 @@ class TracedFunction:
         bound = inspect.BoundArguments(self._signature, arguments)
         return self.function(*bound.args, **bound.kwargs)
 
-    def _key(self, leaves: Sequence[Any], structure: Any) -> tuple[Any, ...]:
-        """All of a call that a bound call depends on."""
+    def _key(self, leaves: list[Any], structure: Any) -> tuple[Any, ...]:
+        """All of a call that a bound call depends on. NumPy's scalars become Python's numbers."""
         found: list[Any] = [self._surroundings(), structure and nesting(structure)]
         for leaf in leaves:
             try:
                 lies = leaf.is_contiguous() or leaf.stride()
                 found.append((leaf.dtype, leaf.shape, leaf.is_cuda, lies))
             except (AttributeError, RuntimeError):  # no tensor, or a sparse one
-                found.append(self._key_of(leaf))
+                leaves[len(found) - 2] = number = number_of(leaf)
+                found.append(self._key_of(number))
         return tuple(found)
 
     def _key_of(self, leaf: Any) -> Any:
