@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import inspect
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
+from fusec import forks
 from fusec.errors import DTypeError, UnsupportedError
 from fusec.frontend.trace import trace
 from fusec.frontend.trace_asked import refuse_autocast
@@ -72,7 +72,7 @@ class TracedFunction:
     _programs: dict[Any, list[Known]] = field(default_factory=dict)
     _functions: dict[Any, Any] = field(default_factory=dict)  # equal graphs share their kernels
     _memo: dict[Any, Bound] = field(default_factory=dict)
-    _lock: Any = field(default_factory=threading.RLock)
+    _lock: Any = field(default_factory=forks.reentrant_lock)
     _floats: bool = False  # whether a guard looks at the value of a float
 
     def __post_init__(self) -> None:
