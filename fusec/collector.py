@@ -2,7 +2,7 @@
 
 Importing makes so many objects that a full collection comes due, and it walks all that torch has
 allocated: 70 ms and more. Objects of a pause count as old when it ends, so that the collection does
-not merely come later. Imports the standard library only.
+not merely come later. May import ``fusec.forks``.
 """
 
 from __future__ import annotations
@@ -10,8 +10,9 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import threading
 from collections.abc import Iterator
+
+from fusec import forks
 
 LIMIT = 8  # pauses of a process: the first ones import, those after them make few objects
 
@@ -20,7 +21,7 @@ class _Pauses:
     """How many blocks want no collections, and whether there were any before the first did."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._left = LIMIT
         self._count = 0
         self._collecting = False
@@ -50,7 +51,6 @@ class _Pauses:
 
     def after_fork(self) -> None:
         """In a child only the thread that forked is left, and no pause of another would end."""
-        self._lock = threading.Lock()
         if self._count and self._collecting:
             gc.enable()
         self._count = 0

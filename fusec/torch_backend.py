@@ -7,10 +7,10 @@ registers it too. May import the API and everything below it.
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
+from fusec import forks
 from fusec.api import BACKENDS, NUMERICS, CompiledFunction
 from fusec.errors import UnknownNameError, did_you_mean
 from fusec.runtime.build_triton import Target, expect_kernels
@@ -30,7 +30,7 @@ __all__ = ["fusec", "last_report"]
 
 _MANY = 1024  # programs of regions that are remembered, so that equal layers share theirs
 _SHARED: dict[Any, CompiledFunction] = {}
-_LOCK = threading.Lock()
+_LOCK = forks.lock()
 
 
 def fusec(

@@ -68,6 +68,9 @@ def test_few_rows(rows: int, backend: str) -> None:
         "sum(x), sum(x * sum(x, axis=0), axis=0)",
         "sum(x), sum(x, axis=0), sum(x * x, axis=0), max(x, axis=0)",
         "sum(x), sum(x * index(-1), axis=0)",
+        "sum(x), sum(x * index(0), axis=0)",
+        "softmax(x), sum(x / (index(0) + 1), axis=0), max(x + index(-2) * 0.5)",
+        "sum(where(index(0) > 7, x, 0)), sum(x * (2 * index(0) + index(-1)), axis=0)",
     ],
 )
 def test_other_programs(text: str, backend: str) -> None:

@@ -13,6 +13,7 @@ ROOT = Path(__file__).parents[1] / "fusec"
 LAYERS = {
     "version": 0,
     "collector": 0,
+    "forks": 0,
     "source": 1,
     "settings": 1,
     "errors": 2,

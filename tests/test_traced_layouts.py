@@ -134,3 +134,59 @@ def test_a_view_that_pytorch_refuses_is_refused() -> None:
 def test_a_result_can_be_viewed_as_pytorchs_can() -> None:
     function = fusec.compile(lambda x: (x.t() * 2).contiguous())
     assert function(randn(4, 6)).view(-1).shape == (24,)
+
+
+GAPS: dict[str, Tensor] = {
+    "cut at the end": randn(2, 6, 9)[..., :5],
+    "cut in the middle": randn(2, 9, 5)[:, :6],
+    "cut at the start": randn(4, 6, 5)[:2],
+    "every second": randn(2, 6, 10)[..., 1::2],
+    "every second of the middle": randn(2, 12, 5)[:, ::2],
+    "cut, then turned": randn(5, 2, 8)[..., :6].permute(1, 2, 0),
+    "turned, then cut": randn(2, 9, 6).transpose(1, 2)[..., :5],
+    "cut twice": randn(3, 8, 9)[:2, 1:7, 2:7],
+    "overlapping": randn(40).as_strided((2, 6, 5), (12, 2, 1)),
+    "one element apart": randn(2, 6, 6)[..., :5],
+    "spread": randn(2, 1, 9)[..., :5].expand(2, 6, 5),
+    "one": randn(2, 1, 9)[..., :5],
+}
+RESHAPES: dict[str, Callable[[Tensor], Any]] = {
+    "reshape": lambda x: x.reshape(x.shape[0], -1) * 2,
+    "flatten": lambda x: x.flatten(1) * 2,
+    "flatten all": lambda x: x.flatten() + 1,
+    "flatten in front": lambda x: x.flatten(0, 1).exp(),
+    "reshape_as": lambda x: x.reshape_as(x.reshape(-1, x.shape[0])) + 1,
+    "of a part": lambda x: x[..., 1::2].flatten(1) * 2,
+    "of a part of another axis": lambda x: x[:, ::2].flatten(1) * 2,
+    "a sum behind it": lambda x: x.reshape(x.shape[0], -1).sum(1),
+    "a softmax behind it": lambda x: x.flatten(1).softmax(-1),
+    "in two": lambda x: x.reshape(*x.shape[:-1], 1, -1).sum(-1),
+    "returned as it is": lambda x: (x.reshape(x.shape[0], -1), x.flatten(0, 1)),
+    "contiguous first": lambda x: x.contiguous().view(x.shape[0], -1) * 2,
+}
+
+
+@pytest.mark.parametrize("name", RESHAPES)
+def test_axes_are_joined_over_gaps_as_pytorch_joins_them(name: str) -> None:
+    function = RESHAPES[name]
+    compiled = fusec.compile(function)
+    leaves = torch.utils._pytree.tree_leaves
+    for kind, x in GAPS.items():
+        for got, wanted in zip(leaves(compiled(x)), leaves(function(x)), strict=True):
+            torch.testing.assert_close(got, wanted)
+            assert lies(got) == lies(wanted), kind
+        own, other = (x.detach().requires_grad_() for _ in range(2))
+        sum(r.square().sum() for r in leaves(compiled(own))).backward()
+        sum(r.square().sum() for r in leaves(function(other))).backward()
+        torch.testing.assert_close(own.grad, other.grad, msg=kind)
+
+
+def test_a_view_over_a_gap_is_refused_as_pytorch_refuses_it() -> None:
+    compiled = fusec.compile(lambda x: x.view(2, -1) * 2)
+    x = randn(2, 6, 5)
+    torch.testing.assert_close(compiled(x), x.view(2, -1) * 2)
+    torch.testing.assert_close(
+        compiled(randn(2, 9, 5)[:, :6]), randn(2, 9, 5)[:, :6].view(2, -1) * 2
+    )
+    with pytest.raises(fusec.FusecError, match="PyTorch refuses this: Cannot view a tensor"):
+        compiled(randn(2, 6, 9)[..., :5])

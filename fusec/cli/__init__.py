@@ -21,11 +21,16 @@ if TYPE_CHECKING:
     import typer
 
 USAGE, INTERNAL, INTERRUPTED, BROKEN_PIPE = 2, 70, 130, 141
-_NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+_NO_ROOM = "make room, or write to another disk"
+_HINTS = {
+    **dict.fromkeys((errno.ENOSPC, errno.EDQUOT, errno.EFBIG), _NO_ROOM),
+    errno.EBADF: "standard output is closed; send it to a file, or to /dev/null",
+}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command line (``sys.argv`` without ``arguments``) and return its exit code."""
+    _open_streams()
     with warnings.catch_warnings():
         warnings.showwarning = _show_warning
         return _guarded(arguments)
@@ -49,11 +54,12 @@ def _guarded(arguments: Sequence[str] | None) -> int:
         _close_stdout()
         return BROKEN_PIPE
     except OSError as error:
-        if error.errno not in _NO_ROOM:
+        hint = _HINTS.get(error.errno or 0)
+        if hint is None:
             return _internal(error)
         _close_stdout()
         where = f"{error.filename}: " if error.filename else ""
-        _complain(f"error: {where}{error.strerror}\nhint: make room, or write to another disk")
+        _complain(f"error: {where}{error.strerror}\nhint: {hint}")
         return USAGE
     except Exception as error:  # the last line of defence: no traceback reaches a user unasked
         if _out_of_memory(error):
@@ -179,6 +185,21 @@ def _internal(error: Exception) -> int:
             "set FUSEC_DEBUG=1 for the traceback"
         )
     return INTERNAL
+
+
+def _open_streams() -> None:
+    """Stand-ins for streams that whoever started this process has closed. Writing to standard
+    output fails then, as in any program; and no file that is opened later is taken for a stream.
+    """
+    for stream, mode in ((0, os.O_RDONLY), (1, os.O_RDONLY), (2, os.O_WRONLY)):
+        try:
+            os.fstat(stream)
+        except OSError:
+            os.open(os.devnull, mode)  # the lowest number that is free: this one
+    if sys.stdout is None:
+        sys.stdout = os.fdopen(1, "w")
+    if sys.stderr is None:
+        sys.stderr = os.fdopen(2, "w")
 
 
 def _close_stdout() -> None:

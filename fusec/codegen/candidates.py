@@ -24,9 +24,12 @@ SPILLS_ALLOWED = 64
 _LEAST_PER_LANE, _MOST_PER_LANE = 2, 128  # elements of a tile
 
 
-def around(config: Config, form: Form, backend: str) -> list[Config]:
-    """Other Configs that the kernel may have, without repeats and without ``config`` itself."""
-    found = _of_loops(config) if backend == "cpp" else _of_tiles(config, form)
+def around(config: Config, form: Form, backend: str, lone: bool = False) -> list[Config]:
+    """Other Configs that the kernel may have, without repeats and without ``config`` itself.
+
+    ``lone``: there is no axis of rows, and so no second row for a program.
+    """
+    found = _of_loops(config) if backend == "cpp" else _of_tiles(config, form, lone)
     return [other for other in dict.fromkeys(found) if other != config]
 
 
@@ -38,11 +41,13 @@ def _of_loops(config: Config) -> Iterator[Config]:
         yield replace(config, prefetch=prefetch, stream=stream)
 
 
-def _of_tiles(config: Config, form: Form) -> Iterator[Config]:
+def _of_tiles(config: Config, form: Form, lone: bool) -> Iterator[Config]:
     """One step in one direction first, then in two at once."""
     steps = sorted(product(_FACTORS, repeat=3), key=_distance)
     for rows, cols, warps in steps:
         if _distance((rows, cols, warps)) > 3 or not _fits(config, form, rows, cols):
+            continue
+        if lone and rows != 1.0:
             continue
         other = replace(
             config,

@@ -60,8 +60,10 @@ def lower(job: Job) -> Kernel:
     """The Kernel of ``job.region`` for operands laid out as ``job.layout``, with the choices of
     ``job.config``.
     """
-    values = Values(job)
     rows = job.form is Form.ROWS
+    if rows and job.target is TRITON and not job.layout.rows:
+        assert job.config.block_rows == 1, "a tile of rows has no mask where there are none"
+    values = Values(job)
     sweeps = Sweeps(values)
     flat = _vector_body if job.target is CUDA else _flat_body
     swept = sweeps.part if job.part else sweeps.statements

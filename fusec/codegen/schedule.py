@@ -120,13 +120,15 @@ def _of_rows(
     again: Collection[str],
     alone: bool,
 ) -> Config:
-    """A kernel that reduces. ``alone``: it is for one row, and never for more."""
+    """A kernel that reduces. ``alone``: it is for one row, which need not have the bits that it
+    would have among others.
+    """
     if rows_contiguous(arrangement):
         one = _of_one(accesses, arrangement)
         config = columns(accesses, arrangement, wide, single and not one, not single)
         return summed_columns(config, accesses, arrangement) if single and one else config
     if single and _of_one(accesses, arrangement) and _fill_no_vector(arrangement):
-        rows, warps = (1, 1) if alone else SHORTEST_TILE
+        rows, warps = SHORTEST_TILE if arrangement.layout.rows else (1, 1)
         return Config(rows, 1, warps, resident=False, wide_index=wide)
     config = _rows(accesses, arrangement, wide, alone)
     if config.resident:

@@ -108,11 +108,12 @@ class Values(Parameters):
         return node.dtype
 
     def _level(self, node: Node) -> Level:
-        rank = len(self.job.region.space)
-        wide = {rank - len(node.shape) + i for i, extent in enumerate(node.shape) if extent != 1}
-        level = Level.UNIFORM
-        if any(a in wide for group in self.job.layout.rows for a in group):
-            level |= Level.ROW
+        space, rows = self.job.region.space, self.job.layout.rows
+        # A row alone may be laid out as one of several, with the masks that those need.
+        lone = {a for group in rows for a in group if space[a] == 1}
+        axes = enumerate(node.shape, len(space) - len(node.shape))
+        wide = {axis for axis, extent in axes if extent != 1 or axis in lone}
+        level = Level.ROW if any(a in wide for group in rows for a in group) else Level.UNIFORM
         if any(a in wide for group in self.job.layout.cols for a in group):
             level |= Level.COL
         return level

@@ -19,6 +19,7 @@ from typing import Any
 from fusec.errors import FusecError, ShapeError, UnsupportedError
 from fusec.frontend.resolve import Resolved
 from fusec.frontend.resolve_values import Tensor
+from fusec.frontend.trace_asked import unanswered
 from fusec.frontend.trace_convert import Converter
 from fusec.frontend.trace_functions import in_parts, in_the_place_of
 from fusec.frontend.trace_joined import Joins
@@ -27,6 +28,7 @@ from fusec.frontend.trace_layout import Order
 from fusec.frontend.trace_place import TracePlace, Where, is_library, raised_at, text_of
 from fusec.frontend.trace_record import Owner, Recorder, Tape
 from fusec.frontend.trace_result import Result, Results, graph_of
+from fusec.frontend.trace_returned import refuse_unknown, taken_apart
 from fusec.frontend.trace_special import SPECIAL, knows
 from fusec.frontend.trace_values import Traced
 from fusec.frontend.trace_views import Length, View, Views
@@ -68,7 +70,7 @@ class TracedProgram:
     views: tuple[View, ...]
     resolved: Resolved | None
     results: tuple[Result, ...]
-    structure: Any
+    structure: Any  # a Structure; a region of a model has none
     captured: tuple[Any, ...]
     symbols: tuple[tuple[Any, ...], ...]
     guards: tuple[Any, ...]
@@ -106,11 +108,9 @@ class _Trace:
     same: dict[Any, Any] = field(default_factory=dict)
 
     def program(self, run: Callable[[list[Any]], Any]) -> TracedProgram:
-        from torch.utils._pytree import tree_flatten
-
         standins, symbols, outputs = self._record(run)
         self._find_equal()
-        results, structure = tree_flatten(outputs)
+        results, structure = taken_apart(outputs)
         source = text_of(self.function)
         place = TracePlace(source, None)
         views = Views(place, self._length)
@@ -121,6 +121,7 @@ class _Trace:
         count = len(self.leaves)
         returned = Results(convert, self.tape, self.owner, tensors, count, self.joins.known)
         for result in results:
+            refuse_unknown(result, self.function)
             returned.add(result)
         made = returned.outputs
         resolved = graph_of(views, made, place, source) if made else None
@@ -148,7 +149,6 @@ class _Trace:
         fake = FakeTensorMode(shape_env=self.env, allow_non_fake_inputs=True)
         kinds = {leaf.device.type for leaf in self.leaves if leaf.device is not None}
         with ExitStack() as stack:
-            stack.enter_context(torch.enable_grad())  # that of the function shows, not the caller's
             for kind in kinds - {"meta"}:
                 stack.enter_context(torch.autocast(kind, enabled=False))
             stack.enter_context(fake)
@@ -158,10 +158,12 @@ class _Trace:
                 if leaf.dtype is not None:
                     self.owner.add(standin, leaf.name)
             code = getattr(self.function, "__code__", None)
-            recorder = Recorder(self.tape, self.owner, knows, self._capture, code, joins=self.joins)
+            grad = torch.is_grad_enabled()
+            recorder = Recorder(self.tape, self.owner, knows, self._capture, code, grad, self.joins)
             standins = [standin for standin, _ in made]
             parameters = [t for _, t in self.variables if t.requires_grad]
             stack.enter_context(in_parts())
+            stack.enter_context(unanswered(self._lies_as_given))
             if parameters:
                 known = {id(t): self._capture(t, None, "") for t in parameters}
                 stack.enter_context(in_the_place_of(known))
@@ -215,6 +217,17 @@ class _Trace:
         strides = order.strides(sizes)
         made = torch.empty_strided(sizes, strides, dtype=leaf.dtype, device=device)
         return made, tuple(symbols)
+
+    def _lies_as_given(self, tensor: Any, dim: int | None = None) -> bool:
+        """Whether the strides of a stand-in, or that along an axis, are those that it stands for:
+        over gaps they are not, nor those of an argument along an axis of length 1.
+        """
+        if any(leaf.order is not None and leaf.order.gaps for leaf in self.leaves):
+            return False
+        if self.owner.argument(tensor) not in {leaf.name for leaf in self.leaves}:
+            return True
+        lengths = tensor.shape if dim is None else (tensor.shape[dim],)
+        return not any(type(n) is int and n == 1 for n in lengths)
 
     def _symbol(self, value: float, name: str) -> Any:
         from torch.fx.experimental.symbolic_shapes import DimDynamic

@@ -31,7 +31,7 @@ from fusec.frontend.trace_values import Traced, aligned, common_lengths
 from fusec.frontend.trace_views import Length, Views
 from fusec.ir.derived import DERIVED
 from fusec.ir.dtypes import I64, DType, by_torch_name
-from fusec.ir.node import Dim, Node, TensorType, make
+from fusec.ir.node import Dim, TensorType, make
 from fusec.ir.ops import OPS
 from fusec.source import Source
 
@@ -67,7 +67,6 @@ class Converter:
         self.length = length
         self.values: dict[int, Traced] = {}
         self.numbers: dict[Any, Tensor] = {}
-        self.copied: set[Node] = set()  # values that PyTorch would have copied
         self.walker = Walker(place, (), frozenset())
         self.builder = self.walker.builder
         self.site = Frame({})

@@ -14,19 +14,21 @@ from typing import Any
 class Order:
     """Axes as they lie in memory, outermost first; ``spread`` are those whose elements are one.
 
-    ``dense``: nothing lies between the elements.
+    ``gaps``: those along which neighbours do not follow each other at once. Where none is, two axes
+    can be seen as one.
     """
 
     axes: tuple[int, ...]
     spread: tuple[int, ...] = ()
-    dense: bool = True
+    gaps: tuple[int, ...] = ()
 
     def strides(self, shape: Sequence[Any]) -> tuple[Any, ...]:
         """Strides of a tensor of these lengths, which may be symbols, that lies like this."""
         strides: list[Any] = [0] * len(shape)
-        step = 1 if self.dense else 2
+        step: Any = 1
         for axis in reversed(self.axes):
             if axis not in self.spread:
+                step = step * 2 if axis in self.gaps else step
                 strides[axis] = step
                 step = step * shape[axis]
         return tuple(strides)
@@ -59,12 +61,13 @@ def _order(shape: Sequence[int], strides: Sequence[int]) -> Order:
     rank = range(len(shape))
     axes = tuple(sorted(rank, key=lambda k: -strides[k]))
     spread = tuple(k for k in rank if shape[k] != 1 and not strides[k])
-    step, dense = 1, True
+    step, gaps = 1, []
     for axis in reversed(axes):
         if shape[axis] != 1 and axis not in spread:
-            dense = dense and strides[axis] == step
-            step *= shape[axis]
-    return Order(axes, spread, dense)
+            if strides[axis] != step:
+                gaps.append(axis)
+            step = strides[axis] * shape[axis]
+    return Order(axes, spread, tuple(gaps))
 
 
 def _known(stride: Any) -> Any:

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import islice
 from pathlib import Path
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 from fusec.errors import FusecError, InternalError
@@ -74,6 +74,12 @@ def where_of(frame: FrameType) -> Where:
     return Where(source, _span(frame, source))
 
 
+def where_in(code: CodeType, line: int) -> Where:
+    """A line of a function."""
+    source = source_of(code.co_filename, line)
+    return Where(source, _line(line, source))
+
+
 def current() -> FrameType:
     """The innermost frame of the user's: neither PyTorch's nor fusec's."""
     frame: FrameType | None = sys._getframe(1)
@@ -127,11 +133,9 @@ def _span(frame: FrameType, source: Source) -> Span:
 
 
 def _span_at(frame: FrameType, last: int, line: int, source: Source) -> Span:
-    if not 1 <= line <= source.line_count:
-        return Span(0, 0)
-    whole = source.line_span(line)
-    text = source.excerpt(whole)
-    stripped = Span(whole.start + len(text) - len(text.lstrip()), whole.end)
+    stripped = _line(line, source)
+    if stripped == Span(0, 0):
+        return stripped
     positions = getattr(frame.f_code, "co_positions", None)
     if positions is None:  # Python 3.10
         return stripped
@@ -139,6 +143,15 @@ def _span_at(frame: FrameType, last: int, line: int, source: Source) -> Span:
     if None in (first, end, start_byte, end_byte) or end > source.line_count:
         return stripped
     return Span(_offset(source, first, start_byte), _offset(source, end, end_byte))
+
+
+def _line(line: int, source: Source) -> Span:
+    """A line without what it is indented by; nothing where there is no such line."""
+    if not 1 <= line <= source.line_count:
+        return Span(0, 0)
+    whole = source.line_span(line)
+    text = source.excerpt(whole)
+    return Span(whole.start + len(text) - len(text.lstrip()), whole.end)
 
 
 def _offset(source: Source, line: int, byte: int) -> int:

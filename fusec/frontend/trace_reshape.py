@@ -23,8 +23,6 @@ _TABLE = Specials()
 @_TABLE.of("alias", "detach", "lift_fresh", "lift_fresh_copy", "clone", "contiguous", "positive")
 def _same(convert: Converter, call: Call) -> Traced:
     value = convert.values[id(call.arguments["self"])]
-    if call.name in ("clone", "contiguous"):
-        convert.copied.add(value.node)
     return replace(value, stopped=True) if call.name == "detach" else value
 
 
@@ -143,10 +141,7 @@ def _reshape(convert: Converter, call: Call) -> Traced:
     if [n for n in value.lengths if n != 1] == [n for n in lengths if n != 1]:
         return _ones_moved(value, lengths)
     if value.node.op.name == "input" and _is_whole(value):
-        # Of a copy that no kernel makes a view need not be one of the argument.
-        seen = call.name == "view" and value.node not in convert.copied
-        kind = "view" if seen else "reshape"
-        node = convert.views.further(value.node, Step(kind, lengths), lengths)
+        node = convert.views.further(value.node, Step("reshape", lengths), lengths)
         return replace(value, node=node, axes=tuple(range(-len(lengths), 0)), lengths=lengths)
     moved = _in_front(convert, value, lengths)
     return moved or replace(value, after=(Step("reshape", lengths),))

@@ -57,7 +57,7 @@ class Traced:
     @property
     def shape(self) -> tuple[Length, ...]:
         """The lengths that PyTorch gives the tensor."""
-        last = next((s for s in reversed(self.after) if s.kind in ("reshape", "view")), None)
+        last = next((s for s in reversed(self.after) if s.kind == "reshape"), None)
         return self.lengths if last is None else last.parts
 
     def operand(self) -> Tensor:

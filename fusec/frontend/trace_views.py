@@ -29,8 +29,8 @@ Axes: TypeAlias = "tuple[int | None, ...]"
 @dataclass(frozen=True, slots=True)
 class Step:
     """One view: ``arrange`` (old negative axes in their new order, None for a new axis of length
-    1), ``slice`` (axis, start, end, step), ``reshape``, ``view`` or ``expand`` (lengths),
-    ``detach``, which is one of a result only, or ``count`` (a length): 0, 1, 2 ... in its place.
+    1), ``slice`` (axis, start, end, step), ``reshape`` or ``expand`` (lengths), ``detach``,
+    which is one of a result only, or ``count`` (a length): 0, 1, 2 ... in its place.
     """
 
     kind: str

@@ -3,18 +3,18 @@
 Constants intern by type and bit pattern: -0.0 is not 0.0, True is not 1, and every NaN meets
 itself. No function here recurses over arguments.
 
-May import ``ir.dtypes`` and ``ir.ops``.
+May import ``fusec.forks``, ``ir.dtypes`` and ``ir.ops``.
 """
 
 from __future__ import annotations
 
 import struct
-import threading
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from typing import TypeAlias
 from weakref import WeakValueDictionary
 
+from fusec import forks
 from fusec.ir.dtypes import DType
 from fusec.ir.ops import OPS, Op
 
@@ -105,7 +105,7 @@ class Node:
 
 
 _INTERNED: WeakValueDictionary[tuple[object, ...], Node] = WeakValueDictionary()
-_LOCK = threading.Lock()
+_LOCK = forks.lock()
 
 
 def make(op: Op | str, args: Iterable[Node], type: TensorType, **attributes: Attribute) -> Node:

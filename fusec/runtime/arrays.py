@@ -5,6 +5,7 @@ May import ``fusec.errors`` and ``fusec.ir``. NumPy and torch are imported where
 
 from __future__ import annotations
 
+import sys
 import warnings
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,12 @@ if TYPE_CHECKING:
 def is_array(value: Any) -> bool:
     """Whether a value is a NumPy array or scalar, and no tensor."""
     return hasattr(value, "__array_interface__") and not hasattr(value, "untyped_storage")
+
+
+def number_of(value: Any) -> Any:
+    """A scalar of NumPy's as the number of Python's that PyTorch takes it for; else the value."""
+    numpy = sys.modules.get("numpy")
+    return value.item() if numpy is not None and isinstance(value, numpy.generic) else value
 
 
 def why_refused(array: Any) -> tuple[str, str] | None:

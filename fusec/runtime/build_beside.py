@@ -4,7 +4,7 @@ Triton holds Python's lock while it compiles, so that threads of one process do 
 side, and nothing else runs meanwhile. Whoever expects kernels starts the helper, which imports
 Triton while this process still finds out what to build. Whatever keeps it from building a kernel,
 the kernel is built in this process, where errors are told. May import the standard library,
-``settings`` and ``runtime.messages``.
+``forks``, ``settings`` and ``runtime.messages``.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from concurrent.futures import TimeoutError as Late
 from pathlib import Path
 from typing import IO, Any, TypeVar
 
-from fusec import settings
+from fusec import forks, settings
 from fusec.runtime.messages import receive, send
 
 Item = TypeVar("Item")
@@ -189,13 +189,13 @@ def _processors() -> int:
 
 
 def _forget_after_fork() -> None:
-    global _helper, _lock
+    global _helper
     if _helper is not None and not _helper.ended:
         _helper.abandon()
-    _helper, _lock = None, threading.Lock()
+    _helper = None
 
 
-_lock = threading.Lock()
+_lock = forks.lock()
 _helper: Helper | None = None
 atexit.register(stop)
 if hasattr(os, "register_at_fork"):

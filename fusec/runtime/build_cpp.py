@@ -1,7 +1,8 @@
-"""Builds generated C++ into a shared library and loads it. May import headers, cache and errors.
+"""Builds generated C++ into a shared library and loads it.
 
 The library is cached under everything that can change it: source, headers, compiler, flags,
-processor, fusec version. A warm process starts no subprocess.
+processor, fusec version. A warm process starts no subprocess. May import forks, headers, cache and
+errors.
 """
 
 from __future__ import annotations
@@ -15,13 +16,12 @@ import re
 import shutil
 import subprocess
 import sys
-import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fusec import settings
+from fusec import forks, settings
 from fusec.errors import BuildError, UnsupportedError
 from fusec.runtime.cache import Entry, Store, default_store, digest
 from fusec.runtime.commands import run
@@ -380,13 +380,12 @@ def _text(path: Path | None) -> str | None:
 
 
 def _after_fork() -> None:
-    global _lock, _headers, _forked
-    _lock = threading.Lock()
+    global _headers, _forked
     _headers = CompiledHeaders()
     _forked = True
 
 
-_lock = threading.Lock()
+_lock = forks.lock()
 _headers = CompiledHeaders()
 _forked = False
 _loaded: dict[str, ctypes.CDLL] = {}

@@ -30,6 +30,7 @@ from fusec.version import __version__
 
 MANIFEST = "manifest.json"
 DEFAULT_SIZE_LIMIT = 2 << 30  # bytes
+BUILD_ROOM = 4 << 20  # bytes that a build may need on its way
 _FORMAT = 1
 _HOUR = 3600.0  # seconds
 _KEY = re.compile(r"[0-9a-f]{16,64}")
@@ -300,7 +301,9 @@ def _discard(root: Path, directory: Path) -> None:
 
 @contextlib.contextmanager
 def _scratch(root: Path | None, *, strict: bool = False) -> Iterator[Path]:
-    """A directory below `root`; the system's temporary directory when that fails, unless strict."""
+    """A directory below `root`; the system's temporary directory when that fails, or has no room
+    for a build, unless strict.
+    """
     try:
         if root is None:
             raise OSError(errno.EBUSY, "no cache directory")
@@ -310,10 +313,30 @@ def _scratch(root: Path | None, *, strict: bool = False) -> Iterator[Path]:
         if strict:
             raise
         path = Path(tempfile.mkdtemp(prefix="fusec-"))
+    else:
+        if not strict and not _has_room(path):
+            shutil.rmtree(path, ignore_errors=True)
+            path = Path(tempfile.mkdtemp(prefix="fusec-"))
     try:
         yield path
     finally:
         shutil.rmtree(path, ignore_errors=True)
+
+
+def _has_room(directory: Path) -> bool:
+    """Whether a build fits there: a compiler that finds out itself says so in words of its own."""
+    file = directory / "room"
+    try:
+        with open(file, "wb") as stream:
+            if hasattr(os, "posix_fallocate"):  # which asks quotas as well
+                os.posix_fallocate(stream.fileno(), 0, BUILD_ROOM)
+            elif shutil.disk_usage(directory).free < BUILD_ROOM:
+                return False
+    except OSError as error:
+        return error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+    finally:
+        file.unlink(missing_ok=True)
+    return True
 
 
 def _remove_stale(directory: Path) -> None:

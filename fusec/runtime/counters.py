@@ -1,6 +1,7 @@
 """What this process has done, and building a thing once for several threads.
 
-Imports the standard library only, for a process whose kernels are all in the cache.
+May import ``fusec.forks`` and the standard library, for a process whose kernels are all in the
+cache.
 """
 
 from __future__ import annotations
@@ -8,6 +9,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 from typing import Any, NamedTuple
+
+from fusec import forks
 
 
 class Counters:
@@ -42,7 +45,7 @@ class OncePerKey:
     """Builds the value of a key once, also when several threads ask at the same time."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._locks: dict[object, threading.Lock] = {}
 
     def get(self, table: dict[Any, Any], key: Any, make: Callable[[], Any]) -> Any:
@@ -50,12 +53,13 @@ class OncePerKey:
         found = table.get(key)
         if found is not None:
             return found
+        own = (id(table), key)  # what is made for another table need not be waited for
         with self._lock:
-            lock = self._locks.setdefault(key, threading.Lock())
+            lock = self._locks.setdefault(own, forks.lock())
         with lock:
             found = table.get(key)
             if found is None:
                 found = table[key] = make()
         with self._lock:
-            self._locks.pop(key, None)
+            self._locks.pop(own, None)
         return found

@@ -16,13 +16,12 @@ import os
 import subprocess
 import sys
 import tempfile
-import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fusec import settings
+from fusec import forks, settings
 from fusec.errors import BuildError, InternalError, UnsupportedError
 from fusec.runtime.build_triton import TritonProgram
 from fusec.runtime.messages import receive, send
@@ -263,12 +262,12 @@ def _stop_at_exit() -> None:
 
 
 def _forget_after_fork() -> None:
-    # The helper and its pipes belong to the parent, and so does whoever held the lock.
-    global _helper, _lock
-    _helper, _lock = None, threading.Lock()
+    # The helper and its pipes belong to the parent.
+    global _helper
+    _helper = None
 
 
-_lock = threading.Lock()
+_lock = forks.lock()
 _helper: _Helper | None = None
 atexit.register(_stop_at_exit)
 if hasattr(os, "register_at_fork"):

@@ -2,12 +2,13 @@
 
 Part of the helper process that interprets Triton; may import numpy, triton and interpret_numbers.
 As it comes, the interpreter truncates where it should round to bfloat16, adds the bits of narrow
-floats as integers, and reduces with custom functions one element at a time.
+floats as integers, counts loops with Python's integers, and reduces with custom functions one
+element at a time.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -36,6 +37,7 @@ _EXTREMES = {
 _original_binary = _Builder.binary_op
 _original_unary = _Builder.unary_op
 _original_fp_to_fp = _Builder.create_fp_to_fp
+_original_patch = interpreter._patch_lang
 
 
 def install() -> None:
@@ -53,6 +55,7 @@ def install() -> None:
         setattr(_Builder, name, _binary_method(operation))
     interpreter.ReduceOps.apply_impl = reduce_by_pairs
     # Patched once and for good, so that a call of a helper function need not patch again.
+    interpreter._patch_lang = patch_language
     interpreter._patch_lang(SimpleNamespace(__globals__={"tl": tl, "core": tl.core}))
     interpreter.InterpretedFunction.__call__ = call_function
     # Kernels of which one begins before another ends; here they run one after the other.
@@ -62,6 +65,22 @@ def install() -> None:
 def call_function(self: Any, *arguments: Any, **keywords: Any) -> Any:
     """A call of one @triton.jit function by another."""
     return self.rewrite()(*arguments, **keywords)
+
+
+def patch_language(function: Any) -> Any:
+    """What the interpreter changes of the language for a launch, and ``tl.range``."""
+    scope = _original_patch(function)
+    tl.range = counted
+    return scope
+
+
+def counted(start: Any, end: Any = None, step: Any = 1, **_: Any) -> Iterator[Any]:
+    """What a loop counts: tensors, as they are where Triton compiles it."""
+    bounds = (0, start, step) if end is None else (start, end, step)
+    wide = any(isinstance(b, tl.tensor) and b.dtype == tl.int64 for b in bounds)
+    kind, dtype = (tl.int64, np.int64) if wide else (tl.int32, np.int32)
+    for value in range(*bounds):
+        yield tl.tensor(Handle(np.array([value], dtype), kind), kind)
 
 
 def cast(self: Any, source: Any, target: Any) -> Any:

@@ -3,9 +3,9 @@
 A small extension module (``launcher_sources``) takes over the calls that were made ready before.
 No first call waits for it: it is loaded when a call is repeated, and where it is not in the cache
 yet a compiler makes it meanwhile, at low priority, once calls are repeated often or bound. Without
-a compiler, or Python's headers, every call goes through Python. May import ``settings``,
-``runtime.cache``, ``runtime.prepared``, ``runtime.launcher_torch``, ``runtime.launcher_steps``,
-``runtime.build_cpp`` and ``runtime.libcuda``.
+a compiler, or Python's headers, every call goes through Python. May import ``forks``,
+``settings``, ``runtime.cache``, ``runtime.prepared``, ``runtime.launcher_torch``,
+``runtime.launcher_steps``, ``runtime.build_cpp`` and ``runtime.libcuda``.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fusec import settings
+from fusec import forks, settings
 from fusec.runtime.cache import Entry, default_store, digest
 from fusec.runtime.launcher_steps import cpp_step, cuda_step
 
@@ -62,7 +62,7 @@ class _State:
         self.allocations: dict[torch.device, launcher_torch.Allocate | None] = {}
         self.cuda_ready = False
         self.cuda_tried = False  # to read tensors of a GPU by short ways
-        self.lock = threading.Lock()
+        self.lock = forks.lock()
 
 
 _state = _State()
@@ -373,7 +373,6 @@ def _start() -> None:
 
 
 def _after_fork() -> None:
-    _state.lock = threading.Lock()
     if not _state.over:  # the parent's build goes on there
         _state.build, _state.repeated = None, 0
 

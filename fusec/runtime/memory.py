@@ -1,4 +1,4 @@
-"""Memory for results. May import torch and settings.
+"""Memory for results. May import torch, forks and settings.
 
 A large CPU result costs more to touch for the first time than to compute: the system maps and
 clears it page by page. So such results live in blocks of this module, in huge pages where the
@@ -13,14 +13,12 @@ import contextlib
 import ctypes
 import functools
 import mmap
-import os
-import threading
 import weakref
 from collections.abc import Callable
 from math import prod
 from typing import TYPE_CHECKING
 
-from fusec import settings
+from fusec import forks, settings
 
 if TYPE_CHECKING:
     import torch
@@ -85,7 +83,7 @@ class _Pool:
     """Blocks of anonymous memory, by size; those given back wait for a result of their size."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = forks.lock()
         self._waiting: dict[int, list[mmap.mmap]] = {}
         self._bytes = 0  # that wait
         self._used = 0
@@ -134,10 +132,6 @@ class _Pool:
                 self._bytes -= length
         return found
 
-    def reset(self) -> None:
-        """In a forked child: a lock that the parent held would never be released."""
-        self._lock = threading.Lock()
-
 
 def _close(blocks: list[mmap.mmap]) -> None:
     for block in blocks:
@@ -161,5 +155,3 @@ def _aligned_offset(block: mmap.mmap) -> int:
 
 
 _pool = _Pool()
-if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=_pool.reset)

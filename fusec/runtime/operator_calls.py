@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import Any, TypeVar
 
 from fusec.errors import UnsupportedError
@@ -30,11 +31,16 @@ def seen_by_torch(values: Sequence[Any]) -> bool:
 
 def operators_are_watched() -> bool:
     """Whether a ``TorchDispatchMode`` or ``torch.jit.trace`` is to see every operator."""
+    modes, tracing = _watchers()
+    return bool(modes()) or tracing() is not None
+
+
+@cache
+def _watchers() -> tuple[Callable[[], int], Callable[[], object]]:
+    """How many dispatch modes there are, and the trace; an import takes as long as both."""
     import torch
 
-    if torch._C._len_torch_dispatch_stack():
-        return True
-    return torch._C._get_tracing_state() is not None
+    return torch._C._len_torch_dispatch_stack, torch._C._get_tracing_state
 
 
 def refuse_transforms(name: str) -> None:

@@ -6,12 +6,12 @@ May import torch and everything below the API.
 from __future__ import annotations
 
 import re
-import threading
 from collections.abc import Sequence
 from typing import Any
 
 import torch
 
+from fusec import forks
 from fusec.errors import UnknownNameError, UnsupportedError, did_you_mean
 from fusec.runtime import operators
 from fusec.runtime.formula import Formula
@@ -20,7 +20,7 @@ from fusec.runtime.operator_steps import split
 _QUALIFIED = re.compile(r"([A-Za-z_][A-Za-z0-9_]*)::([A-Za-z_][A-Za-z0-9_]*)")
 _TAKEN = ("aten", "fusec", "prim", "prims")  # namespaces of others
 
-_lock = threading.Lock()
+_lock = forks.lock()
 _defined: dict[str, tuple[object, Any]] = {}
 
 

@@ -10,16 +10,18 @@ from __future__ import annotations
 
 import inspect
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
-from fusec.errors import DTypeError, UnknownNameError, UnsupportedError, did_you_mean
+from fusec import forks
+from fusec.errors import DTypeError, UnsupportedError
 from fusec.frontend.trace import trace
+from fusec.frontend.trace_asked import refuse_autocast
+from fusec.frontend.trace_returned import taken_apart
 from fusec.passes.simplify import Numerics
-from fusec.runtime.arrays import is_array
+from fusec.runtime.arrays import is_array, number_of
 from fusec.runtime.formula import Formula
 from fusec.runtime.operator_calls import (
     leave_alone,
@@ -29,6 +31,7 @@ from fusec.runtime.operator_calls import (
 )
 from fusec.runtime.specialize import Variant
 from fusec.runtime.traced_arguments import (
+    arguments,
     as_tensor,
     given,
     is_empty_or_traced,
@@ -40,6 +43,7 @@ from fusec.runtime.traced_arguments import (
 )
 from fusec.runtime.traced_bound import Bound, Known, bind, by_position, holds, looks_at_floats
 from fusec.runtime.traced_formula import TracedFormula
+from fusec.runtime.traced_surroundings import reader
 from fusec.runtime.traced_variables import Variables
 
 Make: TypeAlias = "Callable[[Formula, str], Any]"
@@ -66,8 +70,9 @@ class TracedFunction:
     tune: float = 0.0
     build: str = "auto"
     _programs: dict[Any, list[Known]] = field(default_factory=dict)
+    _functions: dict[Any, Any] = field(default_factory=dict)  # equal graphs share their kernels
     _memo: dict[Any, Bound] = field(default_factory=dict)
-    _lock: Any = field(default_factory=threading.RLock)
+    _lock: Any = field(default_factory=forks.reentrant_lock)
     _floats: bool = False  # whether a guard looks at the value of a float
 
     def __post_init__(self) -> None:
@@ -88,6 +93,7 @@ class TracedFunction:
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
         self._simple = all(p.kind in kinds for p in self._signature.parameters.values())
         self._variables = Variables(self.function)
+        self._surroundings = reader()
 
     # -- what it is -------------------------------------------------------------------------------
 
@@ -99,7 +105,7 @@ class TracedFunction:
     @property
     def variants(self) -> tuple[Variant, ...]:
         """Every kernel built so far, and why each one."""
-        return tuple(v for known in self._all() if known.function for v in known.function.variants)
+        return tuple(v for function in self._functions.values() for v in function.variants)
 
     def _all(self) -> list[Known]:
         return [known for programs in self._programs.values() for known in programs]
@@ -186,21 +192,8 @@ class TracedFunction:
                 return list(args), None
         from torch.utils._pytree import tree_flatten
 
-        leaves, structure = tree_flatten(dict(self._arguments(args, named)))
+        leaves, structure = tree_flatten(arguments(self.__name__, self._signature, args, named))
         return leaves, structure
-
-    def _arguments(self, args: Sequence[Any], named: dict[str, Any]) -> dict[str, Any]:
-        try:
-            bound = self._signature.bind(*args, **named)
-        except TypeError as error:
-            unknown = [n for n in named if n not in self._parameters]
-            hint = did_you_mean(unknown[0], self._parameters) if unknown else None
-            raise UnknownNameError(
-                f"{self.__name__}: {error}",
-                hint=hint or f"call it as {self.__name__}{self._signature}",
-            ) from None
-        bound.apply_defaults()
-        return dict(bound.arguments)
 
     def _eager(self, leaves: Sequence[Any], structure: Any) -> Any:
         """The function itself over these leaves."""
@@ -212,15 +205,16 @@ class TracedFunction:
         bound = inspect.BoundArguments(self._signature, arguments)
         return self.function(*bound.args, **bound.kwargs)
 
-    def _key(self, leaves: Sequence[Any], structure: Any) -> tuple[Any, ...]:
-        """All of a call that a bound call depends on."""
-        found: list[Any] = [nesting(structure)]
+    def _key(self, leaves: list[Any], structure: Any) -> tuple[Any, ...]:
+        """All of a call that a bound call depends on. NumPy's scalars become Python's numbers."""
+        found: list[Any] = [self._surroundings(), structure and nesting(structure)]
         for leaf in leaves:
             try:
                 lies = leaf.is_contiguous() or leaf.stride()
                 found.append((leaf.dtype, leaf.shape, leaf.is_cuda, lies))
             except (AttributeError, RuntimeError):  # no tensor, or a sparse one
-                found.append(self._key_of(leaf))
+                leaves[len(found) - 2] = number = number_of(leaf)
+                found.append(self._key_of(number))
         return tuple(found)
 
     def _key_of(self, leaf: Any) -> Any:
@@ -246,10 +240,11 @@ class TracedFunction:
             if not self._variables.unchanged():
                 self._variables = Variables(self.function)
                 self._programs.clear()
+                self._functions.clear()
                 self._memo.clear()
             if any(is_empty_or_traced(x) for x in leaves):
                 return None
-            kind = (nesting(structure), tuple(map(kind_of, leaves)))
+            kind = (self._surroundings(), nesting(structure), tuple(map(kind_of, leaves)))
             programs = self._programs.setdefault(kind, [])
             for known in programs:
                 if holds(known.program, leaves):
@@ -277,6 +272,8 @@ class TracedFunction:
     def _trace(self, leaves: list[Any], structure: Any) -> Known:
         self._refuse([x for x in leaves if not is_static(x)])
         refuse_transforms(self.__name__)
+        for code in self._variables.code:
+            refuse_autocast(code)
         names = names_of(len(leaves), structure) if structure else list(self._parameters)
         moving = [k for k, x in enumerate(leaves) if not is_static(x)]
         if not any(hasattr(leaves[k], "shape") for k in moving) and not self._variables.tensors:
@@ -304,7 +301,10 @@ class TracedFunction:
             self.tune,
             self.build,
         )
-        return Known(program, self.make(formula, self.backend))
+        graph = (program.source.text, *formula.identity().values())
+        if graph not in self._functions:
+            self._functions[graph] = self.make(formula, self.backend)
+        return Known(program, self._functions[graph])
 
     def _run(self, bound: Bound, leaves: list[Any], out: Any) -> Any:
         values: list[Any] = [*leaves, *bound.known.program.captured]
@@ -312,10 +312,8 @@ class TracedFunction:
             return bound.known.function(*(values[n] for n, _ in bound.views), out=out)
         numpy = any(is_array(v) for v in leaves)
         values = [as_tensor(v) for v in values] if numpy else values
-        from torch.utils._pytree import tree_unflatten
-
         results = bound.run(values)
-        return _given(tree_unflatten(results, bound.known.program.structure), numpy, out)
+        return _given(bound.known.program.structure.filled(results), numpy, out)
 
     # -- looking ----------------------------------------------------------------------------------
 
@@ -357,9 +355,9 @@ def _given(results: Any, numpy: bool, out: Any) -> Any:
     if out is not None or not numpy:
         return given(results, out)
     import torch
-    from torch.utils._pytree import tree_map_only
 
-    return tree_map_only(torch.Tensor, torch.Tensor.numpy, results)
+    leaves, structure = taken_apart(results)
+    return structure.filled([x.numpy() if isinstance(x, torch.Tensor) else x for x in leaves])
 
 
 def _while_tracing(traced: Any, /, *args: Any, **named: Any) -> Any:

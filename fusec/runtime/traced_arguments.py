@@ -5,10 +5,12 @@ May import everything below the API.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from inspect import Signature
 from typing import Any
 
-from fusec.errors import DTypeError, ShapeError
+from fusec.errors import DTypeError, ShapeError, UnknownNameError, did_you_mean
 from fusec.frontend.trace import Leaf
 from fusec.frontend.trace_layout import order_of
 from fusec.ir.dtypes import by_torch_name
@@ -52,6 +54,22 @@ def names_of(count: int, structure: Any) -> list[str]:
             name += "_"
         found.append(name)
     return found
+
+
+def arguments(
+    name: str, signature: Signature, args: Sequence[Any], named: Mapping[str, Any]
+) -> dict[str, Any]:
+    """The arguments of a call by name, with defaults. Raises UnknownNameError."""
+    try:
+        bound = signature.bind(*args, **named)
+    except TypeError as error:
+        unknown = [n for n in named if n not in signature.parameters]
+        hint = did_you_mean(unknown[0], tuple(signature.parameters)) if unknown else None
+        raise UnknownNameError(
+            f"{name}: {error}", hint=hint or f"call it as {name}{signature}"
+        ) from None
+    bound.apply_defaults()
+    return dict(bound.arguments)
 
 
 def is_static(value: Any) -> bool:

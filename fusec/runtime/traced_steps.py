@@ -33,6 +33,8 @@ def number(length: Length, values: Mapping[Any, Any]) -> Any:
     if isinstance(length, int | float):
         return length
     found = length.xreplace(values)
+    if found.is_Boolean:
+        return bool(found)
     return int(found) if found.is_integer else float(found)
 
 
@@ -53,8 +55,6 @@ def _step(step: Step, values: Mapping[Any, Any]) -> Callable[[Any], Any]:
             return _counted(number(step.parts[0], values))
     lengths = tuple(number(n, values) for n in step.parts)
     match step.kind:
-        case "view":
-            return lambda tensor: tensor.view(lengths)
         case "expand":
             return lambda tensor: tensor.expand(lengths)
         case "spread":

@@ -24,6 +24,7 @@ class Variables:
         self.cells: list[tuple[Any, Any]] = []
         self.globals: list[tuple[dict[str, Any], str, Any]] = []
         self.tensors: list[tuple[str, Any]] = []
+        self.code: list[CodeType] = []  # of the function and its helpers
         seen: set[int] = set()
         stack = [function]
         while stack:
@@ -31,6 +32,7 @@ class Variables:
             if not isinstance(own, FunctionType) or id(own) in seen or _is_torch(own):
                 continue
             seen.add(id(own))
+            self.code.append(own.__code__)
             stack += list(self._read(own))
 
     def _read(self, function: FunctionType) -> Iterator[Any]:

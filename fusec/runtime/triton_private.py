@@ -1,4 +1,4 @@
-"""Compiling with Triton without its cache on disk. May import errors.
+"""Compiling with Triton without its cache on disk. May import forks and errors.
 
 Its usual place may be unwritable, and what it loads from there has no checksum; fusec's own store
 keeps what comes out.
@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from fusec import forks
 from fusec.errors import UnsupportedError
 
 _DISTRIBUTIONS = ("triton", "pytorch-triton", "pytorch-triton-rocm", "triton-rocm")
@@ -155,5 +156,5 @@ class _ScratchManager:
 
 
 _thread = threading.local()
-_install_lock = threading.Lock()
+_install_lock = forks.lock()
 _chooser = _Chooser()

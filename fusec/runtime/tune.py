@@ -106,9 +106,9 @@ def _search(trial: _Trial, seconds: float, show: Show) -> Config:
     started = time.perf_counter()
     rules = trial.region.config
     calls = {rules: trial.call(rules)}
-    for config in around(
-        rules, form_of(trial.region.region, trial.region.arrangement), trial.backend
-    ):
+    arrangement = trial.region.arrangement
+    form, lone = form_of(trial.region.region, arrangement), not arrangement.layout.rows
+    for config in around(rules, form, trial.backend, lone):
         spent = (time.perf_counter() - started) / max(seconds, 1e-9)
         if spent > BUILDING:
             break

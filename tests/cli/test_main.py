@@ -1,5 +1,6 @@
 """Exit codes, streams and wording of the command line. The compiler itself is a stand-in here."""
 
+import shlex
 import subprocess
 import sys
 import warnings
@@ -192,6 +193,27 @@ def test_a_full_disk_is_no_fault_of_ours(arguments: list[str]) -> None:
         "error: No space left on device",
         "hint: make room, or write to another disk",
     ]
+
+
+@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell of POSIX")
+@pytest.mark.parametrize("arguments", [["ops"], ["show", "x + 1", "-s", "cpp"], ["--help"]])
+@pytest.mark.parametrize("closed", [">&-", "<&- >&-", ">&- 2>&-", "<&- >&- 2>&-"])
+def test_a_closed_output_is_no_fault_of_ours(arguments: list[str], closed: str) -> None:
+    command = f"{shlex.join([*COMMAND, *arguments])} {closed}"
+    finished = subprocess.run(command, shell=True, stderr=subprocess.PIPE, cwd=ROOT, check=False)
+    assert finished.returncode == 2
+    said = finished.stderr.decode().splitlines()
+    assert said == ([] if "2>" in closed else [
+        "error: Bad file descriptor",
+        "hint: standard output is closed; send it to a file, or to /dev/null",
+    ])  # fmt: skip
+
+
+def test_closed_errors_and_input_do_not_matter() -> None:
+    command = f"{shlex.join([*COMMAND, 'show', 'x + 1', '-s', 'formula'])} <&- 2>&-"
+    finished = subprocess.run(command, shell=True, stdout=subprocess.PIPE, cwd=ROOT, check=False)
+    assert finished.returncode == 0
+    assert finished.stdout.startswith(b"x + 1\n")
 
 
 def test_ops_lists_every_operator_and_function(run: Run) -> None:

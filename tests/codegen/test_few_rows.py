@@ -164,3 +164,37 @@ def test_kernels_of_many_tensors_take_short_pieces_of_each() -> None:
         sizes = dict(special.sizes(arguments))
         (laid,) = lay_out_all(special, arguments, sizes, {}, "triton")[1]
         assert (laid.config.block_cols, laid.config.warps) == (block, warps)
+
+
+@pytest.mark.parametrize("length", [*range(2, 9), 17, 900])
+@pytest.mark.parametrize(
+    ("text", "shape"),
+    [
+        ("sum(x, axis=all)", (1, -1)),
+        ("sum(x)", (1, -1)),
+        ("max(x)", (-1,)),
+        ("sum(x, axis=-2)", (-1, 1)),
+        ("sum(x) + sum(y, axis=-2)", (-1, 1)),
+        ("x + mean(y, axis=all)", (-1, 1)),
+        ("var(x, axis=all)", (1, -1)),
+    ],
+)
+@pytest.mark.parametrize("gap", [1, 2])
+@pytest.mark.parametrize("invariant", [False, True])
+def test_a_lone_row_is_all_that_a_program_takes(
+    text: str, shape: tuple[int, ...], length: int, gap: int, invariant: bool
+) -> None:
+    """The guards around the memory of a call tell of stores beside it."""
+    function = fusec.compile(text, backend="triton", batch_invariant=invariant)
+    values = [torch.randn(length * gap)[::gap].view(shape) for _ in function.inputs]
+    expected = fusec.compile(text, backend="cpp")(*values)
+    torch.testing.assert_close(function(*values), expected, equal_nan=True)
+
+
+@pytest.mark.parametrize("cols", [2, 3, 5, 6, 7])
+def test_a_short_lone_row_has_the_bits_it_has_among_others(cols: int) -> None:
+    function = fusec.compile("sum(x)", backend="triton", batch_invariant=True)
+    x = torch.randn(600, cols)
+    many = function(x)
+    for few in (x[:1], x[0], x[:3]):
+        assert same_bits(function(few).reshape(-1), many[: few.numel() // cols])

@@ -1,14 +1,18 @@
 """The store: damage, concurrency, directories that cannot be used, pruning."""
 
+import errno
 import json
 import os
 import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+import fusec
 from fusec import settings
 from fusec.runtime import cache
 from fusec.runtime.cache import MANIFEST, CacheWarning, Store, default_store, digest
@@ -221,6 +225,56 @@ def test_a_full_disk_is_not_fatal(store: Store, monkeypatch: pytest.MonkeyPatch)
     store.put(digest({"another": ""}), FILES)  # a second warning would be an error here
     assert entry.path("kernel.ptx") is not None
     assert store.get(KEY) is not None
+
+
+@pytest.mark.skipif(not hasattr(os, "posix_fallocate"), reason="room is asked for otherwise")
+@pytest.mark.parametrize("problem", [errno.ENOSPC, errno.EDQUOT, errno.EOPNOTSUPP, errno.EINVAL])
+def test_builds_go_where_there_is_room(
+    store: Store, monkeypatch: pytest.MonkeyPatch, problem: int
+) -> None:
+    asked = []
+
+    def allocate(descriptor: int, offset: int, size: int) -> None:
+        asked.append(size)
+        raise OSError(problem, os.strerror(problem))
+
+    monkeypatch.setattr(os, "posix_fallocate", allocate)
+    root = store.root
+    assert root is not None
+    with store.scratch() as directory:
+        (directory / "kernel.so").write_bytes(b"code")
+        full = problem in (errno.ENOSPC, errno.EDQUOT)
+        assert directory.is_relative_to(root) is not full
+        assert [p.name for p in directory.iterdir()] == ["kernel.so"]
+    assert asked == [cache.BUILD_ROOM]
+    assert not directory.exists()
+    assert list((root / "tmp").iterdir()) == []
+
+
+def test_with_a_full_disk_kernels_are_built_elsewhere(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    root, publish = tmp_path / "cache", cache._publish
+
+    def full(at: Path, *rest: Any) -> cache.Entry:
+        if at == root:
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        return publish(at, *rest)
+
+    def has_room(directory: Path) -> bool:
+        return not directory.is_relative_to(root)
+
+    monkeypatch.setattr(cache, "_publish", full)
+    monkeypatch.setattr(cache, "_has_room", has_room)
+    monkeypatch.setattr(cache, "_warned", set())
+    x = torch.randn(3, 5)
+    function = fusec.compile("x * 1.75 + sum(x)")
+    with settings.override(cache_dir=root):
+        with pytest.warns(CacheWarning, match="No space left"):
+            result = function(x)
+        assert ".target sm_90" in function.show("ptx", x, target="sm_90")
+    torch.testing.assert_close(result, x * 1.75 + x.sum(-1, keepdim=True))
+    assert not [p for p in root.rglob("*") if p.is_file()]
 
 
 def test_without_any_directory_entries_live_in_memory(

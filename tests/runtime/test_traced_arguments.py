@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import enum
 from collections.abc import Callable
 from typing import Any
 
@@ -97,3 +98,49 @@ def test_out_that_does_not_fit(out: Any, message: str) -> None:
         function(torch.arange(3.0), out=out)
     with pytest.raises(fusec.DTypeError, match="the result is a int"):
         fusec.compile(lambda a: (a[:2], 2))(torch.arange(3.0), out=(torch.empty(2),) * 2)
+
+
+SCALARS = [
+    numpy.float64(2.5), numpy.float32(2.5), numpy.float16(2.5), numpy.int64(3), numpy.int8(3),
+    numpy.uint8(3), numpy.bool_(True),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("scalar", SCALARS, ids=lambda s: type(s).__name__)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.int32, torch.uint8])
+def test_scalars_of_numpy_are_numbers(scalar: Any, dtype: torch.dtype) -> None:
+    x = torch.arange(6).reshape(2, 3).to(dtype)
+    for function in (lambda x, s: x * s, lambda x, s: (x + s, s), lambda x, s=scalar: x * s):
+        compiled, numbers = fusec.compile(function), [scalar] * (function.__defaults__ is None)
+        got, wanted = compiled(x, *numbers), function(x, scalar.item())
+        torch.testing.assert_close(got, wanted)
+        assert not isinstance(got, numpy.ndarray)
+
+
+def test_a_scalar_of_numpy_traces_nothing_that_a_number_has_not() -> None:
+    compiled = fusec.compile(lambda x, s: x * s)
+    x = torch.ones(3)
+    for s in (2.0, numpy.float64(3), numpy.float32(4), 5.0):
+        torch.testing.assert_close(compiled(x, s), x * float(s))
+    assert len(compiled._all()) == 1
+    torch.testing.assert_close(compiled.bind(x, numpy.float64(6))(), x * 6)
+    summed = fusec.compile(lambda x, axis: x.sum(axis))
+    square = torch.arange(6.0).reshape(2, 3)
+    for axis in (numpy.int64(0), numpy.int32(1), 1):
+        torch.testing.assert_close(summed(square, axis), square.sum(int(axis)))
+
+
+def test_members_of_enumerations_and_subclasses_of_numbers() -> None:
+    class Way(enum.IntEnum):
+        TWICE = 2
+        THRICE = 3
+
+    class Number(float):
+        pass
+
+    compiled = fusec.compile(lambda x, way: x * 2 if way is Way.TWICE else x * 3)
+    x = torch.ones(3)
+    for way in (Way.TWICE, Way.THRICE, Way.TWICE, 2):
+        torch.testing.assert_close(compiled(x, way), x * (2 if way is Way.TWICE else 3))
+    with pytest.raises(fusec.DTypeError, match="is called with a Number"):
+        compiled(x, Number(2))

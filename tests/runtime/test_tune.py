@@ -135,6 +135,13 @@ def test_options_survive_a_pickle() -> None:
     assert f._formula.batch_invariant
 
 
+def test_no_candidate_takes_several_rows_where_there_is_one() -> None:
+    config = choose_triton(Form.ROWS, (), arrangement(1, 1000))
+    assert {c.block_rows for c in around(config, Form.ROWS, "triton", lone=True)} == {1}
+    several = {c.block_rows for c in around(config, Form.ROWS, "triton")}
+    assert len(several) > 1  # which rows among others may have
+
+
 # -- batch_invariant ------------------------------------------------------------------------------
 
 
