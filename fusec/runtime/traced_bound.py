@@ -88,7 +88,8 @@ def bind(known: Known, leaves: Sequence[Any]) -> Bound:
         constant = result.constant if result.length is None else number(result.length, values)
         results.append((result, [_step(s, values) for s in result.steps], constant))
     one = len(results) == 1 and results[0][0].output == 0 and not results[0][1]
-    single = known.program.structure.is_leaf()
+    structure = known.program.structure
+    single = structure is not None and structure.is_leaf()
     plain = one and single and not any(steps for _, steps in views)
     return Bound(known, views, results, plain)
 
