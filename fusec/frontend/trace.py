@@ -21,10 +21,10 @@ from fusec.frontend.resolve import Resolved
 from fusec.frontend.resolve_values import Tensor
 from fusec.frontend.trace_asked import unanswered
 from fusec.frontend.trace_convert import Converter
-from fusec.frontend.trace_functions import in_parts
+from fusec.frontend.trace_functions import in_parts, in_the_place_of
 from fusec.frontend.trace_layout import Order
 from fusec.frontend.trace_place import TracePlace, Where, is_library, raised_at, text_of
-from fusec.frontend.trace_record import Owner, Recorder, Tape, in_the_place_of
+from fusec.frontend.trace_record import Owner, Recorder, Tape
 from fusec.frontend.trace_result import Result, Results, graph_of
 from fusec.frontend.trace_returned import refuse_unknown, taken_apart
 from fusec.frontend.trace_special import SPECIAL, knows

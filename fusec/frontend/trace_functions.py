@@ -1,7 +1,8 @@
-"""Functions of PyTorch that ask for lengths as numbers, where a trace has symbols: in parts here.
+"""What a trace sees of functions of PyTorch: some ask for lengths as numbers, where a trace has
+symbols, and run in parts; some take tensors that require grad.
 
-They never reach the dispatcher as operators of their own, so they are seen as functions. Torch is
-imported where it is used. May import the standard library only.
+The former never reach the dispatcher as operators of their own. Torch is imported where it is used.
+May import the standard library only.
 """
 
 from __future__ import annotations
@@ -47,6 +48,30 @@ def _table() -> dict[Any, Callable[..., Any]]:
         torch.linalg.matrix_norm: _matrix_norm,
         torch.linalg.norm: _norm,
     }
+
+
+def in_the_place_of(standins: dict[int, Any]) -> Any:
+    """The mode that puts stand-ins in the place of tensors that require grad, by their ids.
+
+    So PyTorch writes nothing down for gradients while a function is traced: it would make copies of
+    what it saves, and let the function add hooks that no kernel knows of.
+    """
+    import torch
+    from torch.overrides import TorchFunctionMode
+    from torch.utils._pytree import tree_map_only
+
+    class Mode(TorchFunctionMode):
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
+        ) -> Any:
+            def standin(tensor: Any) -> Any:
+                return standins.get(id(tensor), tensor)
+
+            args, kwargs = tree_map_only(torch.Tensor, standin, (args, kwargs or {}))
+            return func(*args, **kwargs)
+
+    made: Any = Mode
+    return made()
 
 
 def _take_along_dim(input: Any, indices: Any, dim: int | None = None) -> Any:

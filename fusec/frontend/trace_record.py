@@ -15,7 +15,7 @@ from functools import cache
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
-from fusec.errors import UnsupportedError, did_you_mean
+from fusec.errors import DTypeError, UnsupportedError
 from fusec.frontend import trace_rows as rows
 from fusec.frontend.trace_place import Where, current, where_of
 
@@ -168,6 +168,7 @@ class Recorder:
 
         name, overload = func._opname, f"{func._opname}.{func._overloadname}"
         refuse(func, name, overload, where)
+        _refuse_type(name, args, where)
         tracked = torch.is_grad_enabled() or not self.gradients
         if not tracked:
             _refuse_own_gradient(where)
@@ -180,10 +181,7 @@ class Recorder:
             result = func(*args, **kwargs)
             if overload in ("div.Tensor", "div.Scalar"):
                 result = _quotient(result)
-            if name == "gather" and args[0].dim() and args[2].dim():
-                _compare_lengths(args[0].shape, args[2].shape)
-            if name == "nll_loss2d_forward":
-                _compare_lengths((args[0].shape[0], *args[0].shape[2:]), args[1].shape)
+            _compare_lengths(name, args)
             origin = _label(self.outer[0]) if self.outer else None
             given = named(func, args, kwargs)
             self._keep(Call(name, overload, given, result, where, tracked, origin))
@@ -220,35 +218,18 @@ class Recorder:
         return made and last is not None and last.result is call.arguments["self"]
 
 
-def in_the_place_of(standins: dict[int, Any]) -> Any:
-    """The mode that puts stand-ins in the place of tensors that require grad, by their ids.
-
-    So PyTorch writes nothing down for gradients while a function is traced: it would make copies of
-    what it saves, and let the function add hooks that no kernel knows of.
+def _compare_lengths(name: str, args: Sequence[Any]) -> None:
+    """Guards on which lengths are equal. PyTorch makes none where positions may be for some of the
+    rows only, and none for a loss of images.
     """
-    import torch
-    from torch.overrides import TorchFunctionMode
-    from torch.utils._pytree import tree_map_only
-
-    class Mode(TorchFunctionMode):
-        def __torch_function__(
-            self, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
-            def standin(tensor: Any) -> Any:
-                return standins.get(id(tensor), tensor)
-
-            args, kwargs = tree_map_only(torch.Tensor, standin, (args, kwargs or {}))
-            return func(*args, **kwargs)
-
-    made: Any = Mode
-    return made()
-
-
-def _compare_lengths(own: Sequence[Any], others: Sequence[Any]) -> None:
-    """Guards on which lengths are equal. PyTorch makes none for a gather, which takes positions for
-    some of the rows only, and none for a loss of images.
-    """
-    for length, other in zip(own, others, strict=True):
+    own: Sequence[Any] = ()
+    if name == "gather" and args[0].dim() and args[2].dim():
+        own, others = args[0].shape, args[2].shape
+    elif name == "index" and len(args[1]) == args[0].dim() and None not in args[1]:
+        own, others = args[0].shape[:-1], [i.shape[-1] if i.dim() else 1 for i in args[1][:-1]]
+    elif name == "nll_loss2d_forward":
+        own, others = (args[0].shape[0], *args[0].shape[2:]), args[1].shape
+    for length, other in zip(own, others if own else (), strict=True):
         bool(length == other)
 
 
@@ -309,6 +290,16 @@ def refuse(func: Any, name: str, overload: str, where: Where) -> None:
         )
 
 
+def _refuse_type(name: str, args: Sequence[Any], where: Where) -> None:
+    """DTypeError for what PyTorch refuses too, but over stand-ins does not."""
+    dtype: Any = getattr(args[0], "dtype", None) if args else None
+    if dtype is None or dtype.is_floating_point or dtype.is_complex:
+        return
+    if name in rows.FLOATS_ONLY or (name in rows.NO_BOOLS and str(dtype) == "torch.bool"):
+        message = f"PyTorch has no {name.removeprefix('_').removesuffix('_forward')} of {dtype}"
+        raise where.error(DTypeError, message, "convert it first, as in x.float()")
+
+
 def _refuse_own_gradient(where: Where) -> None:
     """UnsupportedError inside of a ``torch.autograd.Function``, which runs without grad mode."""
     import torch
@@ -342,16 +333,26 @@ def _check_mutation(func: Any, where: Where, args: Sequence[Any], recorder: Reco
         raise where.error(
             UnsupportedError,
             f"{label} changes the argument '{argument}', and a fused function only reads",
-            "leave out the underscore, and return the result",
+            f"{_instead(func, where)}, and return the result",
             op=label,
         )
     if owner.is_shared(written):
         raise where.error(
             UnsupportedError,
             f"{label} changes a tensor that has views, which would change with it",
-            "leave out the underscore",
+            _instead(func, where),
             op=label,
         )
+
+
+def _instead(func: Any, where: Where) -> str:
+    """What to write in the place of a write, which need not have an underscore."""
+    written = where.source.excerpt(where.span)
+    if f"{func._opname}(" in written:
+        return "leave out the underscore"
+    if "[" in written:
+        return "make a new tensor, as torch.where(positions, a, b) does"
+    return "make a new tensor: a = a + b in the place of a += b"
 
 
 @cache
@@ -368,7 +369,7 @@ def _decomposed(func: Any, where: Where, args: Any, kwargs: Any) -> Any:
         raise where.error(
             UnsupportedError,
             f"{_label(func)} changes a tensor in a way that fusec does not know",
-            "write it as an expression",
+            "make a new tensor, as torch.where(condition, a, b) does",
             op=_label(func),
         )
     if func._opname in rows.NOT_FUSED:
@@ -383,13 +384,11 @@ def _decomposed(func: Any, where: Where, args: Any, kwargs: Any) -> Any:
 
 def _unknown(func: Any, where: Where) -> Exception:
     """The error for the operator that the user called."""
-    known = {*rows.SAME_NAMES, *rows.REDUCTIONS, *(k.partition(".")[0] for k in rows.EXPRESSIONS)}
     why = rows.STAY.get(func._opname)
-    near = None if why is not None else did_you_mean(func._opname, known)
     return where.error(
         UnsupportedError,
         f"{_label(func)} is not an operator that fusec can fuse{f': {why}' if why else ''}",
-        near or "call it outside, between fused functions",
+        "call it outside, between fused functions",
         op=_label(func),
     )
 
