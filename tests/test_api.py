@@ -415,6 +415,24 @@ def test_a_bound_call_copies_what_it_copied_before(backend: Backend) -> None:
         assert bound().tolist() == [[11.0] * 3] * 2
 
 
+def test_a_bound_call_is_copied_and_not_pickled() -> None:
+    x, out = torch.arange(3.0), torch.empty(3)
+    function = fusec.compile("x * 2 + s")
+    for bound in (function.bind(x, 1.0), function.bind(x, 1.0, out=out)):
+        for _ in range(4):  # the compiled launcher may have it by then
+            bound()
+        deep, shallow = copy.deepcopy(bound), copy.copy(bound)
+        with pytest.raises(UnsupportedError, match="a bound call cannot be pickled"):
+            pickle.dumps(bound)
+        x.add_(1)
+        same(bound(), x * 2 + 1)
+        same(shallow(), x * 2 + 1)
+        same(deep(), (x - 1) * 2 + 1)
+        assert (shallow() is out) == (bound() is out)
+        assert deep() is not out
+    same(copy.deepcopy([bound, bound])[1](), x * 2 + 1)
+
+
 @on_every_backend
 def test_a_bound_call_of_memory_that_is_gone(backend: Backend) -> None:
     function = backend.compile("2*x")

@@ -174,3 +174,15 @@ def test_debug_and_dump_show_what_was_built(
     source = (directory / "seven_kernel.cpp").read_text()
     assert source in shown
     assert (directory / "00-resolved.ir").exists()
+
+
+@pytest.mark.parametrize("text", ["x", "x = x; x", "out", "x, x"])
+def test_a_result_that_is_an_input_is_another_tensor(text: str) -> None:
+    function = fusec.compile(text)
+    (name,) = function.inputs
+    shown = function.show("cpp", torch.randn(3, 4))
+    written = {"x": "out", "out": "out_1"}[name]
+    assert f"reads {name} f32; writes {written} f32" in shown
+    assert f"float* {written}_ptr" in shown
+    count = len(text.split(","))
+    assert f"; {4 + 4 * count} bytes per element" in shown

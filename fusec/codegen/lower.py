@@ -166,12 +166,12 @@ def _header(values: Values) -> tuple[str, ...]:
     layout = values.job.layout
     full = Level.COL if values.job.form is Form.FLAT else Level.TILE
     moved = {
-        operand.name: values.pointers[operand.name, operand.kind == "root"].storage.itemsize
+        buffer: values.pointers[buffer].storage.itemsize
         for position, operand in enumerate(values.job.accesses)
-        if operand.kind != "gather"
+        if (buffer := (operand.name, operand.kind == "root")) in values.touched
+        and operand.kind != "gather"
         and values.levels[operand.node] == full
         and (not layout.flattened or layout.is_whole(position))
-        and (operand.name, operand.kind == "root") in values.touched
     }
     if moved:
         total = sum(moved.values())

@@ -82,6 +82,7 @@ class _Pass:
         positions: frozenset[str],
     ) -> None:
         self.program = program
+        self.inputs = {spec.name for spec in specs}
         self.place = Place(source, sizes)
         self.walker = Walker(self.place, specs, positions)
         self.frame = Frame({spec.name: _input(spec) for spec in specs})
@@ -92,7 +93,7 @@ class _Pass:
                 self._define(statement)
             else:
                 self._assign(statement)
-        results = zip(output_names(self.program), self.program.result, strict=True)
+        results = zip(output_names(self.program, self.inputs), self.program.result, strict=True)
         return tuple(self._output(name, expression, keepdim) for name, expression in results)
 
     def _define(self, statement: FunctionDef) -> None:

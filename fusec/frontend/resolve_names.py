@@ -7,7 +7,7 @@ May import ``fusec.source``, ``fusec.errors``, ``fusec.ir`` and, of the frontend
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from fusec.errors import FusecError, UnknownNameError, UnsupportedError, did_you_mean
 from fusec.frontend import resolve_functions as functions
@@ -158,14 +158,17 @@ def first_use(program: Program, name: str) -> Span | None:
     return None
 
 
-def output_names(program: Program) -> tuple[str, ...]:
-    """A name for each result: its own if it is one and unique, else ``out``, ``out_1`` ..."""
+def output_names(program: Program, inputs: Collection[str]) -> tuple[str, ...]:
+    """A name for each result: its own if it is one, unique, and no input's, else ``out``, ``out_1``
+    and so on.
+    """
     taken: set[str] = set()
     names: list[str] = []
     for expression in program.result:
         own = expression.name if isinstance(expression, Name) else "out"
+        own = "out" if own in inputs else own
         candidate, serial = own, 1
-        while candidate in taken:
+        while candidate in taken or candidate in inputs:
             candidate, serial = f"{own}_{serial}", serial + 1
         taken.add(candidate)
         names.append(candidate)

@@ -1,5 +1,5 @@
 """What a trace sees of functions of PyTorch: some ask for lengths as numbers, where a trace has
-symbols, and run in parts; some take tensors that require grad.
+symbols, and run in parts; some take tensors that require grad; some compare no lengths.
 
 The former never reach the dispatcher as operators of their own. Torch is imported where it is used.
 May import the standard library only.
@@ -7,7 +7,7 @@ May import the standard library only.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
@@ -48,6 +48,21 @@ def _table() -> dict[Any, Callable[..., Any]]:
         torch.linalg.matrix_norm: _matrix_norm,
         torch.linalg.norm: _norm,
     }
+
+
+def compare_lengths(name: str, args: Sequence[Any]) -> None:
+    """Guards on which lengths are equal. PyTorch makes none where positions may be for some of the
+    rows only, and none for a loss of images.
+    """
+    own: Sequence[Any] = ()
+    if name == "gather" and args[0].dim() and args[2].dim():
+        own, others = args[0].shape, args[2].shape
+    elif name == "index" and len(args[1]) == args[0].dim() and None not in args[1]:
+        own, others = args[0].shape[:-1], [i.shape[-1] if i.dim() else 1 for i in args[1][:-1]]
+    elif name == "nll_loss2d_forward":
+        own, others = (args[0].shape[0], *args[0].shape[2:]), args[1].shape
+    for length, other in zip(own, others if own else (), strict=True):
+        bool(length == other)
 
 
 def in_the_place_of(standins: dict[int, Any]) -> Any:

@@ -124,7 +124,8 @@ def _index(convert: Converter, call: Call) -> Traced:
     last = indices[-1]
     if not plain or rank != 2 or last is None or last.lengths != value.lengths[:1]:
         raise convert.unsupported(
-            "indexing with tensors, other than x[arange(n), t]", "use torch.gather(x, -1, t)"
+            "indexing with tensors, other than x[arange(n), t] where n is x.shape[0]",
+            "use torch.gather(x, -1, t)",
         )
     return squeezed(taken(convert, value, unsqueezed(last, 1), 1), [1])
 

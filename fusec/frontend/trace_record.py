@@ -3,7 +3,8 @@
 What no kernel can do is refused here, where the user's line is on the stack: values that the
 function asks for, unknown operators, changed inputs, random numbers, matrix products. Operators
 that fusec has no row for are taken apart by PyTorch's own decompositions. Torch is imported where
-it is used. May import ``fusec.errors`` and, of the frontend, ``trace_place`` and ``trace_rows``.
+it is used. May import ``fusec.errors`` and, of the frontend, ``trace_place``, ``trace_rows`` and
+``trace_functions``.
 """
 
 from __future__ import annotations
@@ -15,8 +16,9 @@ from functools import cache
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
-from fusec.errors import UnsupportedError, did_you_mean
+from fusec.errors import DTypeError, UnsupportedError
 from fusec.frontend import trace_rows as rows
+from fusec.frontend.trace_functions import compare_lengths
 from fusec.frontend.trace_place import Where, current, where_of
 
 if TYPE_CHECKING:
@@ -168,6 +170,7 @@ class Recorder:
         """Run one operator over stand-ins that is called at ``where``, and write it down."""
         name, overload = func._opname, f"{func._opname}.{func._overloadname}"
         refuse(func, name, overload, where)
+        _refuse_type(name, args, where)
         if not self._tracked():
             _refuse_own_gradient(where)
         # Some functions may write by their schema alone: batch norm, in training.
@@ -205,10 +208,7 @@ class Recorder:
         result = func(*args, **kwargs)
         if overload in ("div.Tensor", "div.Scalar"):
             result = _quotient(result)
-        if name == "gather" and args[0].dim() and args[2].dim():
-            _compare_lengths(args[0].shape, args[2].shape)
-        if name == "nll_loss2d_forward":
-            _compare_lengths((args[0].shape[0], *args[0].shape[2:]), args[1].shape)
+        compare_lengths(name, args)
         origin = label(self.outer[0]) if self.outer else None
         given = named(func, args, kwargs)
         self._keep(Call(name, overload, given, result, where, self._tracked(), origin))
@@ -232,14 +232,6 @@ class Recorder:
         last = self.tape.calls[-1] if self.tape.calls else None
         made = last is not None and last.name in rows.MADE and last.where == call.where
         return made and last is not None and last.result is call.arguments["self"]
-
-
-def _compare_lengths(own: Sequence[Any], others: Sequence[Any]) -> None:
-    """Guards on which lengths are equal. PyTorch makes none for a gather, which takes positions for
-    some of the rows only, and none for a loss of images.
-    """
-    for length, other in zip(own, others, strict=True):
-        bool(length == other)
 
 
 def _quotient(result: Any) -> Any:
@@ -299,6 +291,16 @@ def refuse(func: Any, name: str, overload: str, where: Where) -> None:
         )
 
 
+def _refuse_type(name: str, args: Sequence[Any], where: Where) -> None:
+    """DTypeError for what PyTorch refuses too, but over stand-ins does not."""
+    dtype: Any = getattr(args[0], "dtype", None) if args else None
+    if dtype is None or dtype.is_floating_point or dtype.is_complex:
+        return
+    if name in rows.FLOATS_ONLY or (name in rows.NO_BOOLS and str(dtype) == "torch.bool"):
+        message = f"PyTorch has no {name.removeprefix('_').removesuffix('_forward')} of {dtype}"
+        raise where.error(DTypeError, message, "convert it first, as in x.float()")
+
+
 def _refuse_own_gradient(where: Where) -> None:
     """UnsupportedError inside of a ``torch.autograd.Function``, which runs without grad mode."""
     import torch
@@ -332,16 +334,26 @@ def _check_mutation(func: Any, where: Where, args: Sequence[Any], recorder: Reco
         raise where.error(
             UnsupportedError,
             f"{name} changes the argument '{argument}', and a fused function only reads",
-            "leave out the underscore, and return the result",
+            f"{_instead(func, where)}, and return the result",
             op=name,
         )
     if owner.is_shared(written):
         raise where.error(
             UnsupportedError,
             f"{name} changes a tensor that has views, which would change with it",
-            "leave out the underscore",
+            _instead(func, where),
             op=name,
         )
+
+
+def _instead(func: Any, where: Where) -> str:
+    """What to write in the place of a write, which need not have an underscore."""
+    written = where.source.excerpt(where.span)
+    if f"{func._opname}(" in written:
+        return "leave out the underscore"
+    if "[" in written:
+        return "make a new tensor, as torch.where(positions, a, b) does"
+    return "make a new tensor: a = a + b in the place of a += b"
 
 
 @cache
@@ -358,7 +370,7 @@ def _decomposed(func: Any, where: Where, args: Any, kwargs: Any) -> Any:
         raise where.error(
             UnsupportedError,
             f"{label(func)} changes a tensor in a way that fusec does not know",
-            "write it as an expression",
+            "make a new tensor, as torch.where(condition, a, b) does",
             op=label(func),
         )
     if func._opname in rows.NOT_FUSED:
@@ -373,13 +385,11 @@ def _decomposed(func: Any, where: Where, args: Any, kwargs: Any) -> Any:
 
 def _unknown(func: Any, where: Where) -> Exception:
     """The error for the operator that the user called."""
-    known = {*rows.SAME_NAMES, *rows.REDUCTIONS, *(k.partition(".")[0] for k in rows.EXPRESSIONS)}
     why = rows.STAY.get(func._opname)
-    near = None if why is not None else did_you_mean(func._opname, known)
     return where.error(
         UnsupportedError,
         f"{label(func)} is not an operator that fusec can fuse{f': {why}' if why else ''}",
-        near or "call it outside, between fused functions",
+        "call it outside, between fused functions",
         op=label(func),
     )
 

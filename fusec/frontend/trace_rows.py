@@ -37,7 +37,6 @@ _EXCEPTIONS = {
     "logical_xor": "(self != 0) != (other != 0)",
     "logical_not": "not self",
     "where": "where(condition, self, other)",
-    "masked_fill": "where(mask, value, self)",
     "threshold": "where(self <= threshold, value, self)",
     "hardtanh": "hardtanh(self, min_val, max_val)",
     "elu": """gradient_as(
@@ -46,7 +45,6 @@ _EXCEPTIONS = {
               where(self == 0, alpha * scale * input_scale * self, scale * self)))""",
     "frac": "self - trunc(self)",
     "positive": "self",
-    "sgn": "sign(self)",
     "deg2rad": "self * (pi / 180)",
     "rad2deg": "self * (180 / pi)",
     "addcmul": "self + value * tensor1 * tensor2",
@@ -57,6 +55,13 @@ _EXCEPTIONS = {
 
 # Of these a digit decides: operands are rounded as PyTorch stores them.
 EXACT = words("eq ne isinf isfinite nan_to_num")
+
+# What PyTorch computes of floats alone, and of anything but bools.
+FLOATS_ONLY = words(
+    "silu gelu hardswish hardsigmoid softplus mish elu celu log_sigmoid_forward softshrink"
+    " _softmax _log_softmax lerp hypot frac"
+)
+NO_BOOLS = words("relu argmax argmin addcmul")
 
 # Operators that reduce: the function of the language, which gets ``axis=``.
 REDUCTIONS: Mapping[str, str] = MappingProxyType(

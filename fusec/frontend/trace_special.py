@@ -21,6 +21,7 @@ from fusec.frontend.trace_record import Call
 from fusec.frontend.trace_reshape import VIEWS
 from fusec.frontend.trace_values import Traced, split, squeezed, unsqueezed
 from fusec.frontend.trace_views import Step
+from fusec.ir.dtypes import DType
 
 _TABLE = Specials({**VIEWS, **CREATIONS, **GATHERS})
 
@@ -45,9 +46,30 @@ def _clamp(convert: Converter, call: Call) -> Traced:
     names = {"min": "lo", "max": "hi"}
     bounds = {own: call.arguments.get(k) for k, own in names.items()}
     found = {k: convert.operand(v) for k, v in bounds.items() if v is not None}
+    dtype = convert.dtype(call.result.dtype)
+    found = {k: _in_unsigned(v, dtype) for k, v in found.items()}
     name = "clamp" if len(found) == 2 else "clamp_min" if "lo" in found else "clamp_max"
     text = f"{name}(x, {', '.join(found)})"  # no maximum: its gradient differs at the bounds
     return convert.pointwise(text, x=convert.operand(call.arguments["self"]), **found)
+
+
+def _in_unsigned(value: Any, dtype: DType) -> Any:
+    """A negative number in an unsigned type, where PyTorch lets it wrap."""
+    plain = type(value) is int and dtype.is_integer and dtype.minimum == 0
+    return value % (dtype.maximum + 1) if plain and -dtype.maximum <= value < 0 else value
+
+
+@_TABLE.of("masked_fill")
+def _masked_fill(convert: Converter, call: Call) -> Traced:
+    x, mask, value = (convert.operand(call.arguments[k]) for k in ("self", "mask", "value"))
+    value = _in_unsigned(value, convert.dtype(call.result.dtype))
+    return convert.pointwise("where(mask, value, x)", mask=mask, value=value, x=x)
+
+
+@_TABLE.of("sign", "sgn")
+def _sign(convert: Converter, call: Call) -> Traced:
+    x = convert.operand(call.arguments["self"])
+    return x if x.node.dtype.is_bool else convert.pointwise("sign(x)", x=x)
 
 
 @_TABLE.of("div.Tensor_mode", "div.Scalar_mode")

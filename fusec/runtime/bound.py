@@ -5,11 +5,12 @@ May import ``fusec.errors`` and ``runtime.arguments`` and below.
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from fusec.errors import UnknownNameError, did_you_mean
+from fusec.errors import UnknownNameError, UnsupportedError, did_you_mean
 from fusec.runtime import launcher, operator_calls
 from fusec.runtime.addresses import lacks_memory
 from fusec.runtime.arguments import Call, note_written, run
@@ -83,11 +84,32 @@ class BoundCall:
         self._prepared.run(given, results, made(self._temporaries))
         return results[0] if len(results) == 1 else tuple(results)
 
+    def __copy__(self) -> Any:
+        return self._bound_to(self._values, self._outs())
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Any:
+        """The same bound anew, to copies of its tensors."""
+        return self._bound_to(*copy.deepcopy((self._values, self._outs()), memo))
+
+    def __reduce__(self) -> Any:
+        raise UnsupportedError(
+            "a bound call cannot be pickled: it is for memory of this process",
+            hint="pickle the function, and bind it there",
+        )
+
+    def _bound_to(self, values: tuple[Any, ...], out: Any) -> Any:
+        whole: Any = self._whole
+        return whole.bind(*values, out=out)
+
+    def _outs(self) -> Any:
+        """What was given to write to: a tensor, several, or None."""
+        outs = self._call.outs or []
+        return None if self._call.outs is None else outs[0] if len(outs) == 1 else tuple(outs)
+
     def _write(self, values: tuple[Any, ...]) -> Any:
         """Into given memory, if any, where other ``values`` may lie too; those are looked at."""
         call, prepared = self._call, self._prepared
-        outs = call.outs or []
-        out = None if call.outs is None else outs[0] if len(outs) == 1 else tuple(outs)
+        outs, out = call.outs or [], self._outs()
         if values or self._converted:
             return self._whole(*(values or self._values), out=out)
         if self._fast is not None:

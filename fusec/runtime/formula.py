@@ -128,7 +128,8 @@ class Formula:
     def _checked(self, inputs: Sequence[str] | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
         from fusec.frontend.resolve_names import check, output_names
 
-        return check(self.program, self.source, inputs), output_names(self.program)
+        names = check(self.program, self.source, inputs)
+        return names, output_names(self.program, names)
 
 
 def _names_in(files: Mapping[str, bytes]) -> tuple[tuple[str, ...], tuple[str, ...]] | None:

@@ -235,7 +235,7 @@ def test_outputs_drop_the_axes_that_were_reduced(text: str, shape: tuple[int, ..
 
 def test_results_have_names() -> None:
     graph = graph_of("y = x + 1\ny, x, y, x * 2, y * 3", {"x": ROW}).graph
-    assert [o.name for o in graph.outputs] == ["y", "x", "y_1", "out", "out_1"]
+    assert [o.name for o in graph.outputs] == ["y", "out", "y_1", "out_1", "out_2"]
     assert graph.side.names[graph.outputs[0].node] == "y"
     assert all(node in graph.side.spans for node in graph.nodes() if node.args)
 

@@ -27,7 +27,7 @@ FLOATS = (torch.float32, torch.bfloat16)
 TOLERANCES = {torch.float32: 2e-6, torch.float64: 1e-13, torch.bfloat16: 2**-7}
 INTEGERS_TOO = frozenset(
     "add sub rsub mul div neg pow abs eq ne lt le gt ge maximum minimum remainder floor_divide fmod"
-    " sign sgn where masked_fill logical_and logical_or logical_xor logical_not clamp sum amax"
+    " sign where logical_and logical_or logical_xor logical_not clamp sum amax"
     " amin any all argmax argmin count_nonzero relu exp sqrt sigmoid".split()
 )
 INTEGERS_ONLY = frozenset("bitwise_and bitwise_or bitwise_xor bitwise_not".split())
@@ -48,7 +48,6 @@ CALLS: dict[str, Function] = {
     "remainder": lambda x, y: (x % (y * y + 1), 5 % (y * y + 1)),
     "fmod": lambda x, y: torch.fmod(x, y * y + 1),
     "where": lambda x, y: (torch.where(x > 0, x, y), torch.where(x > y, x, 2)),
-    "masked_fill": lambda x, y: x.masked_fill(y > 0, 7),
     "threshold": lambda x, y: F.threshold(x, 0.5, 2.0),
     "hardtanh": lambda x, y: F.hardtanh(x, -0.5, 2.0),
     "elu": lambda x, y: (F.elu(x, 1.5), F.selu(x), F.celu(x, 2.0)),
@@ -115,6 +114,9 @@ SPECIAL_CALLS: dict[str, Function] = {
         x.round(decimals=1), (y * 100).round(decimals=-1), y.round(decimals=0)
     ),
     "gelu": lambda x, y: (F.gelu(x), F.gelu(y, approximate="tanh")),
+    "masked_fill": lambda x, y: (x.masked_fill(y > 0, 7), x.masked_fill(y > 0, x.sum())),
+    "sign": lambda x, y: (torch.sign(x), torch.sign(x > y), x.long().sign()),
+    "sgn": lambda x, y: torch.sgn(x),
     "clamp": lambda x, y: (x.clamp(-1, 0.5), x.clamp(max=0), x.clamp(y, y * y + 5)),
     "clamp_min": lambda x, y: (torch.clamp_min(x, 0), torch.clamp_min(x, y)),
     "clamp_max": lambda x, y: (torch.clamp_max(x, 0), torch.clamp_max(x, y)),
