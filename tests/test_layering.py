@@ -12,8 +12,8 @@ ROOT = Path(__file__).parents[1] / "fusec"
 # never see each other. `__init__` stands for the names that `import fusec` offers.
 LAYERS = {
     "version": 0,
-    "collector": 0,
     "forks": 0,
+    "collector": 1,
     "source": 1,
     "settings": 1,
     "errors": 2,

@@ -170,10 +170,16 @@ def _bind(call: Call, parameters: tuple[Parameter, ...]) -> Bound | None:
     return bound
 
 
+# No slips of the pen, but functions that other languages have.
+_SCANS = frozenset(("cumprod", "cumsum", "median", "mode", "quantile", "sort", "topk"))
+_SCANS_HINT = "it scans or sorts, which no kernel of fusec does"
+
+
 def _unknown(
     call: Call, functions: dict[str, UserFunction], source: Source, later: Span | None
 ) -> UnknownNameError:
     hint = None if later else did_you_mean(call.function, [*functions, *builtins()])
+    hint = _SCANS_HINT if call.function in _SCANS and not later else hint
     notes = (Note("it is defined here, after its use", later),) if later else ()
     return UnknownNameError(
         f"unknown function '{call.function}'",

@@ -376,3 +376,10 @@ def test_an_expansion_that_explodes_is_stopped(monkeypatch: pytest.MonkeyPatch) 
     lines += [f"def f{i}(v) = f{i - 1}(f{i - 1}(v))" for i in range(1, 40)]
     with pytest.raises(UnsupportedError, match="expands to more than"):
         graph_of("\n".join([*lines, "f39(x)"]), {"x": ROW})
+
+
+@pytest.mark.parametrize("name", ["median", "sort", "cumsum"])
+def test_what_scans_or_sorts_is_no_slip_of_the_pen(name: str) -> None:
+    with pytest.raises(UnknownNameError) as caught:
+        run(f"{name}(x)", x=torch.ones(3))
+    assert str(caught.value).endswith("hint: it scans or sorts, which no kernel of fusec does")
