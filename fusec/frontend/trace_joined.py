@@ -154,7 +154,7 @@ class Joins:
         rule = self.views.get(name) or _RULES.get(name)
         if rule is None and name in rows.REDUCTIONS:
             rule = _reduction
-        if rule is None and (name in rows.EXPRESSIONS or name in rows.SAME_NAMES):
+        if rule is None and _is_elementwise(func):
             rule = _pointwise
         if rule is None or (func._schema.is_mutable and rule is not _pointwise):
             raise operation.refused()
@@ -222,7 +222,7 @@ def _of_torn(at: Operation) -> Any:
     if before is not None and at.name in _RESHAPES:
         return at.torn(before)
     others = [v for v in tree_leaves(at.arguments) if isinstance(v, torch.Tensor)]
-    simple = at.name in rows.EXPRESSIONS or at.name in rows.SAME_NAMES or at.name in _ALONE
+    simple = _is_elementwise(at.func) or at.name in _ALONE
     if before is None or len(others) > 1 or at.func._schema.is_mutable or not simple:
         raise at.refused("and a view has torn up its parts")
     name = next(k for k, v in at.arguments.items() if v is at.first.whole)
@@ -231,6 +231,14 @@ def _of_torn(at: Operation) -> Any:
 
 
 # -- computing ------------------------------------------------------------------------------------
+
+
+def _is_elementwise(func: Any) -> bool:
+    """Whether an operator computes each element of others in the same place."""
+    import torch
+
+    name = func._opname.removesuffix("_")
+    return torch.Tag.pointwise in func.tags or name in rows.EXPRESSIONS or name in rows.SAME_NAMES
 
 
 def _pointwise(at: Operation) -> Any:
