@@ -142,6 +142,7 @@ def columns(
     as a variance for a mean.
     """
     written = any(o.kind == "root" and is_tile(k, arrangement) for k, o in enumerate(accesses))
+    waits = written and not computes  # what is written as well as added up waits for no sum
     across, along = arrangement.rows, arrangement.cols  # contiguous, reduced
     splits = 1
     if along <= SHORT_COLUMN:
@@ -152,7 +153,7 @@ def columns(
             rows, cols, warps = _narrow_tile(across, written, joins)
         elif len(arrangement.row_sizes) > 1:  # rows end inside a tile
             rows, cols, warps = 64, 32, 4
-        elif written and across <= JOINED_ACROSS:
+        elif waits and across <= JOINED_ACROSS:
             rows, cols, warps = (64, 128, 4) if across % 4 == 0 else (128, 64, 4)
             warps = 2 if across % 16 == 0 else warps
         else:
@@ -160,7 +161,7 @@ def columns(
         # Where results are written, each program joins all parts that others have left.
         busy = 4 if across <= 64 and (written or not joins) else 2
         splits = splits_of(busy * -(-across // rows), along, 4 * cols)
-        if written and across > 64:
+        if waits and across > 64:
             splits = min(splits, MOST_JOINED // rows)
     return Config(
         rows,

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import torch
 
@@ -152,3 +154,15 @@ def test_only_sums_of_one_operand_as_it_lies_go_in_turns() -> None:
         source = fusec.compile(text, backend="triton").show("triton", *inputs)
         assert ("range(first, cols, SPLITS" in source) == turns, text
         assert ("num_stages=3" in source) == turns, text
+
+
+@pytest.mark.parametrize("across", [128, 1024, 4096])
+@pytest.mark.parametrize("text", ["d = gelu(x) * g\nd, sum(d, axis=0)", "sum(gelu(x) * g, axis=0)"])
+def test_threads_take_few_elements_of_what_is_computed(text: str, across: int) -> None:
+    """Their code is as long: the gradient of a gelu with its sum took seconds to build."""
+    inputs = [torch.empty(4096, across, dtype=torch.bfloat16, device="meta") for _ in range(2)]
+    kernel = fusec.compile(text, backend="triton").show("kernel", *inputs)
+    tiles = re.findall(r"tile (\d+) x (\d+), (\d+) warps, looped", kernel)
+    assert tiles
+    for rows, cols, warps in tiles:
+        assert int(rows) * int(cols) <= 32 * 32 * int(warps), kernel
