@@ -150,3 +150,24 @@ def test_a_sum_of_one_element_is_that_element(text: str, left: list[str]) -> Non
     expected = x - torch.where(holds, values, float(other)).sum(-1, keepdim=True)
     assert torch.allclose(function(x, t, v), expected)
     assert torch.allclose(wanted(x, t, v), expected)
+
+
+@pytest.mark.parametrize("behind", [
+    lambda y: F.gelu(y), lambda y: y.softmax(-1), lambda y: F.layer_norm(y, (CLASSES,)),
+    lambda y: F.cross_entropy(y, torch.arange(21) % CLASSES),
+])  # fmt: skip
+def test_a_head_with_a_bias_whose_result_is_reshaped(behind: Any) -> None:
+    """The gradient of the bias adds up what the product reads under another view."""
+    head, x = nn.Linear(9, CLASSES), torch.randn(7, 3, 9)
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = behind(head(x).view(-1, CLASSES)).sin().sum()
+        return result
+
+    found = []
+    for run in (function, torch.compile(function, backend=BACKEND)):
+        moving = x.clone().requires_grad_()
+        loss = run(moving)
+        found.append([loss, *torch.autograd.grad(loss, [moving, *head.parameters()])])
+    for own, other in zip(found[1], found[0], strict=True):
+        torch.testing.assert_close(own, other)

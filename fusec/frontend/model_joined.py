@@ -105,11 +105,13 @@ class _Split:
         if name == "cat":
             tensors, axis = node.args[0], (node.args[1] if len(node.args) > 1 else 0)
             values = [_value(t) for t in tensors]
-            if not all(_is_known(v) and v.dim() and v.dtype is value.dtype for v in values):
+            if not all(_is_known(v) and v.dtype is value.dtype for v in values):
                 return None
             axis %= value.dim()
             pieces, begin = {}, 0
             for tensor, own in zip(tensors, values, strict=True):
+                if own.dim() != value.dim():  # an empty one of one axis, which PyTorch leaves out
+                    continue
                 if own.shape[axis]:
                     pieces[begin, begin + own.shape[axis]] = tensor
                 begin += own.shape[axis]

@@ -19,6 +19,11 @@ DEVICE = "cuda"
 # Bytes in a second of a copy that lays rows out anew, and seconds of one more launch.
 _ODD_RATE, _HALF_RATE, _EVEN_RATE = 1.0e14, 2.5e14, 6.0e14
 _COPY_RATE, _LAUNCH = 1.5e12, 1e-5
+# Beside what is pointwise: others may ask where elements lie, or lay their results out as these do.
+_OF_ELEMENTS = (
+    "sum", "mean", "amax", "amin", "argmax", "argmin", "var", "logsumexp", "_softmax",
+    "_log_softmax", "_to_copy", "mm", "addmm", "gather",
+)  # fmt: skip
 _TRANSPOSES = ("t", "transpose", "permute", "numpy_T")
 
 
@@ -92,6 +97,14 @@ def _is_tensor(value: Any) -> bool:
     return hasattr(value, "fake_mode")
 
 
+def _reads_elements(node: Any) -> bool:
+    """Whether an operator gives the same, laid out alike, wherever the elements of a tensor lie."""
+    import torch
+
+    pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
+    return pointwise or getattr(node.target, "_opname", "") in _OF_ELEMENTS
+
+
 def _leaves(node: Any) -> bool:
     """Whether a tensor, or a view of it, is a result of the graph."""
     return any(
@@ -133,7 +146,7 @@ class _Pads:
             left = self._padded(product.left, rows, inner)
             right = self._padded(product.right, inner, columns)
             bias = [] if product.bias is None else [product.bias]
-            if bias and columns:
+            if bias and columns and _value(bias[0]).shape[0] == product.lengths[2]:
                 bias = [self._call(aten.constant_pad_nd.default, *bias, [0, columns])]
             part = self._call(node.target, *bias, left, right)
             if rows:
@@ -172,7 +185,8 @@ class _Pads:
         """
         for user in list(whole.users):
             if getattr(user.target, "_opname", "") not in VIEWS:
-                user.replace_input_with(whole, part)
+                if _reads_elements(user):
+                    user.replace_input_with(whole, part)
                 continue
             view = self._view(user, part)
             if view is not None:

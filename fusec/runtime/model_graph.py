@@ -279,7 +279,7 @@ def _rewritten(
             continue
         if first not in regions:
             source = model.same(first)
-            made = source is first or first in kept
+            made = source is first or first in kept or source not in known
             known[first] = graph.node_copy(first, known.__getitem__) if made else known[source]
             continue
         known.update(_called(graph, model, regions[first], functions[first], known))

@@ -199,6 +199,15 @@ def test_types_are_promoted_by_the_concatenation() -> None:
     torch.testing.assert_close(result, function(x, y))
 
 
+def test_an_empty_tensor_of_one_axis_is_left_out() -> None:
+    """As a cache begins."""
+
+    def function(x: torch.Tensor) -> torch.Tensor:
+        return torch.cat((torch.empty(0, dtype=x.dtype), x), 1).tanh() * 2
+
+    check(function, [rows_of(3, 4)])
+
+
 @pytest.mark.parametrize("strides", [(4, 1), (1, 5), (8, 1)])
 def test_join_lays_out_as_it_is_told(strides: tuple[int, int]) -> None:
     one, other = torch.randn(2, 4), torch.randn(3, 4)

@@ -146,6 +146,27 @@ def test_views_of_several_and_of_merged_axes_read_the_copy() -> None:
     check(model, (16, 8), (13, 8))
 
 
+def test_who_asks_where_elements_lie_reads_the_copy() -> None:
+    def strided(x: Any, w: Any) -> Any:
+        return torch.mm(x, w.t()).as_strided((4, 5), (5, 1)) * 2
+
+    def diagonal(x: Any, w: Any) -> Any:
+        y = torch.mm(x, w.t())
+        return ATEN.fill(y.as_strided((9,), (14,)), 0.0), ATEN.diagonal_scatter(y, y[:13, 0])
+
+    def written(x: Any, w: Any) -> Any:
+        y = torch.mm(x, w.t())
+        y = ATEN.select_scatter(y, y[:, 1] * 2, 1, 1)
+        return y, y.view(-1) * 2
+
+    for function in (strided, diagonal, written):
+        check(function, (16, 8), (13, 8))
+
+
+def test_a_bias_of_one_number_is_spread() -> None:
+    check(lambda b, x, w: torch.addmm(b, x, w.t()), (1,), (16, 8), (13, 8))
+
+
 def test_two_products_behind_each_other() -> None:
     check(lambda x, w, v: torch.mm(torch.mm(x, w.t()), v.t()), (16, 8), (13, 8), (11, 13))
 
