@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from fusec.cli.suites.case import Plan, SuiteCase
 from fusec.cli.suites.facts import first_line, known, rounded
 from fusec.cli.suites.gradients import judged
-from fusec.cli.suites.transformers import KINDS, Transformer, together
+from fusec.cli.suites.transformers import KINDS, Transformer, compiled, together
 from fusec.runtime import launcher
 from fusec.runtime.bench import SUITE
 from fusec.runtime.peak import peak_bytes
@@ -69,12 +69,7 @@ class Network:
         if wide:
             model, x, gradient = copy.deepcopy(model).double(), x.double(), gradient.double()
         model, x, gradient = model.to(self.device), x.to(self.device), gradient.to(self.device)
-        backend = BACKENDS[system]
-        call: Any = model
-        if backend is not None:
-            import fusec.torch_backend  # noqa: F401 - a checkout has no entry point
-
-            call = torch.compile(model, backend=backend, dynamic=False)
+        call = compiled(model, BACKENDS[system])
         parameters = list(model.parameters())
 
         def step() -> tuple[torch.Tensor, ...]:

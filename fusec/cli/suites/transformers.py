@@ -42,8 +42,8 @@ class Transformer:
         return cls(kind, depth, width, batch, tokens, case.dtype, device)
 
     def step(self, backend: str | None, wide: bool = False) -> Callable[[], Any]:
-        """A step of training, to the loss and all gradients in one; the same numbers for every
-        ``backend`` of ``torch.compile``, None for the model as it is. ``wide``: in float64.
+        """A step of training, to the loss and the gradients; the same numbers for every ``backend``
+        of ``torch.compile``, None for the model as it is. ``wide``: in float64.
 
         Raises ImportError without ``transformers``.
         """
@@ -57,11 +57,7 @@ class Transformer:
         if wide:
             model = copy.deepcopy(model).double()
         model, words = model.to(self.device), words.to(self.device)
-        call: Any = model
-        if backend is not None:
-            import fusec.torch_backend  # noqa: F401 - a checkout has no entry point
-
-            call = torch.compile(model, backend=backend, dynamic=False)
+        call = compiled(model, backend)
         parameters = list(model.parameters())
 
         def step() -> tuple[torch.Tensor, ...]:
@@ -97,6 +93,17 @@ class Transformer:
             num_hidden_layers=self.depth, max_position_embeddings=places, **none,
         )  # fmt: skip
         return transformers.BertForMaskedLM(config)
+
+
+def compiled(model: Any, backend: str | None) -> Any:
+    """A model for ``torch.compile``, or as it is without a ``backend``."""
+    import torch
+
+    if backend is None:
+        return model
+    import fusec.torch_backend  # noqa: F401 - a checkout has no entry point
+
+    return torch.compile(model, backend=backend, dynamic=False)
 
 
 def together(found: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
