@@ -18,7 +18,7 @@ from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
 
-from fusec.errors import FusecError, InternalError
+from fusec.errors import FusecError, UnsupportedError
 from fusec.frontend.resolve_place import Place
 from fusec.ir.node import Extent, Node
 from fusec.source import Source, Span
@@ -54,7 +54,10 @@ class TracePlace(Place):
 
     def unify(self, a: Extent, b: Extent) -> Extent | None:
         if a != 1 and b != 1 and a != b:
-            raise InternalError(f"lengths {a} and {b} meet in a traced function")
+            raise UnsupportedError(
+                f"the lengths {a} and {b} are equal in this call, and may be others in the next",
+                hint="slice tensors before they are put together, or at the borders of parts",
+            )
         return b if a == 1 else a
 
 

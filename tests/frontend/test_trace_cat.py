@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 
 import fusec
-from fusec.errors import FusecError
+from fusec.errors import FusecError, UnsupportedError
 from tests.programs_oracle import unwritten_is_nan
 
 Tensor = torch.Tensor
@@ -293,3 +293,14 @@ def test_one_function_for_many_lengths(name: str) -> None:
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
         agreed += 1
     assert agreed
+
+
+def test_halves_of_three_parts_that_meet_are_refused_in_words() -> None:
+    """Whether the pieces between their borders are equally long depends on all three lengths."""
+
+    def function(x: Tensor, y: Tensor, z: Tensor) -> Tensor:
+        one, other = torch.cat((x, y, z), -1).chunk(2, -1)
+        return one * other
+
+    with pytest.raises(UnsupportedError, match="equal in this call, and may be others"):
+        fusec.compile(function, backend="torch")(*(randn(3, 4, seed=k) for k in range(3)))
