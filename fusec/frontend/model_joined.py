@@ -5,7 +5,8 @@
 So a rotary embedding, which turns the halves of rows into each other, is one region, and so is its
 gradient, in which a slice's gradient is zeros with a tensor among them. The parts that a region
 computes lie where the whole has them (``runtime.model_region``), and nothing puts them together.
-May import ``fusec.frontend.model_calls``; torch inside functions.
+May import ``model_alike``, ``model_calls`` and ``model_nodes`` of the frontend; torch inside
+functions.
 """
 
 from __future__ import annotations
@@ -15,7 +16,9 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import Any, TypeAlias
 
+from fusec.frontend.model_alike import is_tensor
 from fusec.frontend.model_calls import JOIN
+from fusec.frontend.model_nodes import is_pointwise, name_of, new_node, value_of
 
 Slot: TypeAlias = "tuple[int, int]"  # where a part begins along the axis, and where it ends
 
@@ -34,7 +37,7 @@ def split_joined(graph: Any) -> None:
     """Let the operators of a graph over aten, each node of which has a value, compute parts of
     concatenations where they are elementwise.
     """
-    if any(_name(n) in ("cat", "slice_backward") for n in graph.nodes):
+    if any(name_of(n) in ("cat", "slice_backward") for n in graph.nodes):
         _Split(graph).run()
 
 
@@ -51,22 +54,9 @@ def join(pieces: Sequence[Any], axis: int, strides: Sequence[int]) -> Any:
     return like.copy_(joined)
 
 
-def _name(node: Any) -> str:
-    target = node.target
-    return target._opname if getattr(target, "namespace", None) == "aten" else ""
-
-
-def _value(node: Any) -> Any:
-    return node.meta.get("val")
-
-
-def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "fake_mode")
-
-
 def _is_known(value: Any) -> bool:
     """Whether a value is a tensor of which all lengths are numbers."""
-    return _is_tensor(value) and all(isinstance(n, int) for n in (*value.shape, *value.stride()))
+    return is_tensor(value) and all(isinstance(n, int) for n in (*value.shape, *value.stride()))
 
 
 @dataclass(slots=True)
@@ -82,7 +72,7 @@ class _Split:
 
     def run(self) -> None:
         for node in list(self.graph.nodes):
-            if node.op != "call_function" or not _is_known(_value(node)):
+            if node.op != "call_function" or not _is_known(value_of(node)):
                 continue
             found = self._start(node)
             if found is not None:
@@ -101,10 +91,10 @@ class _Split:
     # -- parts ------------------------------------------------------------------------------------
 
     def _start(self, node: Any) -> Parts | None:
-        name, value = _name(node), _value(node)
+        name, value = name_of(node), value_of(node)
         if name == "cat":
             tensors, axis = node.args[0], (node.args[1] if len(node.args) > 1 else 0)
-            values = [_value(t) for t in tensors]
+            values = [value_of(t) for t in tensors]
             if not all(_is_known(v) and v.dtype is value.dtype for v in values):
                 return None
             axis %= value.dim()
@@ -120,7 +110,7 @@ class _Split:
             return None
         grad, _, axis, begin = node.args[:4]
         axis %= value.dim()
-        length, own = value.shape[axis], _value(grad).shape[axis]
+        length, own = value.shape[axis], value_of(grad).shape[axis]
         begin = max(0, begin + length if begin < 0 else begin)
         end = begin + own
         found = {(0, begin): None, (begin, end): grad, (end, length): None}
@@ -128,21 +118,19 @@ class _Split:
 
     def _spread(self, node: Any) -> Parts | None:
         """The parts of what an operator makes of parts; None where it needs the whole."""
-        import torch
 
-        name, value = _name(node), _value(node)
+        name, value = name_of(node), value_of(node)
         if name in ("permute", "transpose"):
             return self._turned(node)
-        pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
-        if not pointwise and name not in ("clone", "_to_copy"):
+        if not is_pointwise(node.target) and name not in ("clone", "_to_copy"):
             return None
         given = [n for n in node.all_input_nodes if n in self.parts]
-        ranks = {value.dim() - _value(n).dim() + self.parts[n].axis for n in given}
+        ranks = {value.dim() - value_of(n).dim() + self.parts[n].axis for n in given}
         if len(ranks) != 1:
             return None
         (axis,) = ranks
         length = value.shape[axis]
-        if any(_value(n).shape[self.parts[n].axis] != length for n in given):
+        if any(value_of(n).shape[self.parts[n].axis] != length for n in given):
             return None
         cuts = sorted({c for n in given for slot in self.parts[n].pieces for c in slot})
         pieces: dict[Slot, Any] = {}
@@ -156,9 +144,9 @@ class _Split:
     def _turned(self, node: Any) -> Parts | None:
         """A view whose axes have another order."""
         base = node.args[0]
-        rank, own = _value(base).dim(), self.parts[base]
+        rank, own = value_of(base).dim(), self.parts[base]
         order = list(range(rank))
-        if _name(node) == "permute":
+        if name_of(node) == "permute":
             order = [d % rank for d in node.args[1]]
         else:
             one, other = (d % rank for d in node.args[1:])
@@ -176,14 +164,14 @@ class _Split:
         """
         from torch.fx.node import map_arg
 
-        back = axis - _value(node).dim()
+        back = axis - value_of(node).dim()
         with self.graph.inserting_before(node):
             found = {n: self._part(n, back, slot) for n in node.all_input_nodes}
             key = node, tuple(found.values())
             if key in self._pieces:  # the same operands as elsewhere along the axis
                 return self._pieces[key]
             if None in found.values():
-                shape = list(_value(node).shape)
+                shape = list(value_of(node).shape)
                 shape[axis] = slot[1] - slot[0]
                 return self._of_zeros(node, [found.get(a, a) for a in node.args], shape)
             made = self._pieces[key] = self._call(node, map_arg(node.args, found.__getitem__))
@@ -193,8 +181,8 @@ class _Split:
         """What of an operand lies in ``slot`` of the result, along an axis counted from the right:
         all of it, if it is the same everywhere.
         """
-        value = _value(node)
-        if not _is_tensor(value) or value.dim() < -back or value.shape[back] == 1:
+        value = value_of(node)
+        if not is_tensor(value) or value.dim() < -back or value.shape[back] == 1:
             return node
         if node not in self.parts:
             return self._slice(node, value.dim() + back, slot)
@@ -208,7 +196,7 @@ class _Split:
 
     def _of_zeros(self, node: Any, operands: Sequence[Any], shape: list[int]) -> Any:
         """Sums and differences of this shape with zeros, and what makes zeros of zeros."""
-        name = _name(node)
+        name = name_of(node)
         if name in ("neg", "clone") and operands[0] is None:
             return None
         if name not in ("add", "sub") or len(operands) != 2 or node.kwargs:
@@ -217,10 +205,10 @@ class _Split:
         if one is None and other is None:
             return None
         left = one if other is None else other
-        if not _is_tensor(getattr(left, "meta", {}).get("val")):
+        if not is_tensor(getattr(left, "meta", {}).get("val")):
             return NotImplemented
-        own = _value(left)
-        if list(own.shape) != shape or own.dtype is not _value(node).dtype:
+        own = value_of(left)
+        if list(own.shape) != shape or own.dtype is not value_of(node).dtype:
             return NotImplemented  # a sum would spread it out, or cast it
         if name == "sub" and one is None:
             import torch
@@ -243,16 +231,7 @@ class _Split:
         return self._make(node.target, args, dict(node.kwargs))
 
     def _make(self, target: Any, args: Any, kwargs: Any) -> Any:
-        """A new node with its value."""
-        import torch
-        from torch.fx.node import map_arg
-
-        given = map_arg(args, _value)
-        mode = next(v for v in given if _is_tensor(v)).fake_mode
-        with mode, torch.no_grad():
-            value = target(*given, **kwargs)
-        node = self.graph.call_function(target, args, kwargs)
-        node.meta["val"] = value
+        node = new_node(self.graph, target, args, kwargs)
         self._made.add(node)
         return node
 
@@ -260,7 +239,7 @@ class _Split:
 
     def _is_whole(self, node: Any) -> bool:
         """Whether somebody reads a computed tensor as a whole."""
-        if node in self.starts or _name(node) in ("permute", "transpose"):
+        if node in self.starts or name_of(node) in ("permute", "transpose"):
             return False
         if None in self.parts[node].pieces.values() or len(self.parts[node].pieces) < 2:
             return False
@@ -269,14 +248,14 @@ class _Split:
     def _asks(self, user: Any) -> bool:
         if user not in self.parts:
             return True
-        turns = _name(user) in ("permute", "transpose")
+        turns = name_of(user) in ("permute", "transpose")
         return turns and any(map(self._asks, user.users))
 
     def _join(self, node: Any) -> None:
         """The parts of a tensor, each laid out as it lies in the whole."""
         import torch
 
-        value, own = _value(node), self.parts[node]
+        value, own = value_of(node), self.parts[node]
         with self.graph.inserting_before(node):
             pieces = tuple(own.pieces.values())
             whole = self.graph.call_function(join, (pieces, own.axis, tuple(value.stride())))

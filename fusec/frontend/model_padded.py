@@ -2,7 +2,7 @@
 
 A GPU multiplies matrices of 16 bits through wide loads. Where rows begin between those, as over the
 50257 words of GPT-2, a product takes up to seven times as long, on an H200. May import
-``fusec.frontend.model_calls``; torch inside functions.
+``model_alike``, ``model_calls`` and ``model_nodes`` of the frontend; torch inside functions.
 """
 
 from __future__ import annotations
@@ -10,7 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+from fusec.frontend.model_alike import is_tensor
 from fusec.frontend.model_calls import STAYS, VIEWS
+from fusec.frontend.model_nodes import hint, is_pointwise, name_of, new_node, value_of
 
 EVEN = 8  # elements of 16 bits in a wide load
 DEVICE = "cuda"
@@ -69,20 +71,15 @@ def _product(node: Any) -> _Product | None:
     if node.target not in (aten.mm.default, aten.addmm.default) or node.kwargs:
         return None
     *first, left, right = node.args
-    values = [_value(n) for n in (left, right, *first)]
+    values = [value_of(n) for n in (left, right, *first)]
     if not all(map(_is_half, values)) or (first and values[-1].dim() != 1):
         return None
     m, (k, n) = values[0].shape[0], values[1].shape
     # The rows of a matrix that lies transposed are as long as it has rows.
     along = (m if _base(left) is not None else EVEN, k, n)
     rows, inner, columns = (-s % EVEN if isinstance(s, int) else 0 for s in along)
-    lengths = (_length(m), _length(k), _length(n))
+    lengths = (hint(m), hint(k), hint(n))
     return _Product(left, right, first[0] if first else None, lengths, (rows, inner, columns))
-
-
-def _value(node: Any) -> Any:
-    """What stands for the result of a node: a tensor without memory."""
-    return node.meta.get("val")
 
 
 def _is_half(value: Any) -> bool:
@@ -93,40 +90,26 @@ def _is_half(value: Any) -> bool:
     return kind in (torch.float16, torch.bfloat16) and value.device.type == DEVICE
 
 
-def _is_tensor(value: Any) -> bool:
-    return hasattr(value, "fake_mode")
-
-
 def _reads_elements(node: Any) -> bool:
     """Whether an operator gives the same, laid out alike, wherever the elements of a tensor lie."""
-    import torch
-
-    pointwise = torch.Tag.pointwise in getattr(node.target, "tags", ())
-    return pointwise or getattr(node.target, "_opname", "") in _OF_ELEMENTS
+    return is_pointwise(node.target) or name_of(node) in _OF_ELEMENTS
 
 
 def _leaves(node: Any) -> bool:
     """Whether a tensor, or a view of it, is a result of the graph."""
     return any(
-        user.op == "output" or (getattr(user.target, "_opname", "") in VIEWS and _leaves(user))
-        for user in node.users
+        user.op == "output" or (name_of(user) in VIEWS and _leaves(user)) for user in node.users
     )
-
-
-def _length(length: Any) -> int:
-    """A length in the example that the graph was made with."""
-    node = getattr(length, "node", None)
-    return int(length if node is None else node.hint)
 
 
 def _base(node: Any) -> Any:
     """The matrix that ``node`` is the transpose of, if it is one."""
-    if getattr(node.target, "_opname", "") not in _TRANSPOSES or _value(node).dim() != 2:
+    if name_of(node) not in _TRANSPOSES or value_of(node).dim() != 2:
         return None
     if list(node.args[1:]) not in ([], [[1, 0]], [0, 1], [1, 0]):
         return None
     base = node.args[0]
-    return base if _value(base).stride()[-1] == 1 else None
+    return base if value_of(base).stride()[-1] == 1 else None
 
 
 @dataclass(slots=True)
@@ -146,7 +129,7 @@ class _Pads:
             left = self._padded(product.left, rows, inner)
             right = self._padded(product.right, inner, columns)
             bias = [] if product.bias is None else [product.bias]
-            if bias and columns and _value(bias[0]).shape[0] == product.lengths[2]:
+            if bias and columns and value_of(bias[0]).shape[0] == product.lengths[2]:
                 bias = [self._call(aten.constant_pad_nd.default, *bias, [0, columns])]
             part = self._call(node.target, *bias, left, right)
             if rows:
@@ -184,7 +167,7 @@ class _Pads:
         do.
         """
         for user in list(whole.users):
-            if getattr(user.target, "_opname", "") not in VIEWS:
+            if name_of(user) not in VIEWS:
                 if _reads_elements(user):
                     user.replace_input_with(whole, part)
                 continue
@@ -196,7 +179,7 @@ class _Pads:
 
     def _view(self, node: Any, part: Any) -> Any:
         """The same view of ``part``, which lies otherwise; None if there is none."""
-        if not _is_tensor(_value(node)):  # of several
+        if not is_tensor(value_of(node)):  # of several
             return None
         with self.graph.inserting_before(node):
             try:
@@ -209,14 +192,4 @@ class _Pads:
             self.graph.erase_node(node)
 
     def _call(self, target: Any, *args: Any, **kwargs: Any) -> Any:
-        """A new node with its value."""
-        import torch
-        from torch.fx.node import map_arg
-
-        given, named = map_arg((args, kwargs), _value)
-        mode = next(v for v in given if _is_tensor(v)).fake_mode
-        with mode, torch.no_grad():
-            value = target(*given, **named)
-        node = self.graph.call_function(target, args, kwargs)
-        node.meta["val"] = value
-        return node
+        return new_node(self.graph, target, args, kwargs)

@@ -16,7 +16,14 @@ from fusec.ir.evaluate import evaluate
 from fusec.ir.graph import InputSpec
 from fusec.ir.node import Dim
 from fusec.runtime.arguments import Call
-from fusec.runtime.autograd_values import argument_of, given_of, key_of, plain, unsqueezed
+from fusec.runtime.autograd_values import (
+    argument_of,
+    given_of,
+    key_of,
+    plain,
+    unsqueezed,
+    way_to,
+)
 from fusec.runtime.differentiate import Differentiable, Part, Training
 from fusec.runtime.launch import prepare
 from fusec.runtime.prepared import Prepared, made
@@ -167,7 +174,7 @@ class Tape:
 
     def everything(self, values: Sequence[Any]) -> Sequence[torch.Tensor]:
         """The results, and behind them what is kept for the gradient."""
-        results: Sequence[torch.Tensor] = _apply()(self, *values)
+        results: Sequence[torch.Tensor] = way_to(autograd_function())(self, *values)
         return results
 
     def forward(self, values: Sequence[Any]) -> tuple[torch.Tensor, ...]:
@@ -313,28 +320,8 @@ def step_of(special: Specialization, call: Call) -> Step:
     return Step(code, sizes, call.backend, call.device)
 
 
-def _apply() -> Any:
-    """The way to call the autograd function of all formulas.
-
-    Outside of ``torch.func`` it is the one beneath ``Function.apply``, which reads the signature of
-    ``forward`` anew at each call: half of the host's time.
-    """
-    import torch
-
-    transformed: bool = torch._C._are_functorch_transforms_active()
-    return _function().apply if transformed else direct_apply()
-
-
 @functools.cache
-def direct_apply() -> Any:
-    """What ``Function.apply`` calls when no transform of ``torch.func`` is left to look for."""
-    import torch
-
-    return super(torch.autograd.Function, _function()).apply
-
-
-@functools.cache
-def _function() -> Any:
+def autograd_function() -> Any:
     """The autograd function of all formulas; made at the first use, when torch is there."""
     import torch
 

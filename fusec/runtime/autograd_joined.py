@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from fusec.runtime.addresses import in_memory
 from fusec.runtime.autograd import Step, Tape
-from fusec.runtime.autograd_values import plain, unsqueezed
+from fusec.runtime.autograd_values import plain, unsqueezed, way_to
 from fusec.runtime.differentiate import Gradient
 from fusec.runtime.shapes import concrete
 from fusec.runtime.traced_joined import Layout, Place
@@ -37,7 +37,7 @@ def run_joined(
     tape = layout.tapes.get((step, tracked))
     if tape is None:
         tape = layout.tapes[step, tracked] = JoinedTape(step, tracked, layout, sources)
-    found: tuple[torch.Tensor, ...] = _apply()(tape, *taken)
+    found: tuple[torch.Tensor, ...] = way_to(_function())(tape, *taken)
     return list(found[: len(layout.plans)])
 
 
@@ -206,21 +206,6 @@ class JoinedTape(Tape):
 
 def _distinct(numbers: Any) -> tuple[int, ...]:
     return tuple(sorted(set(numbers)))
-
-
-def _apply() -> Any:
-    """The way to call the function below; see ``runtime.autograd``."""
-    import torch
-
-    transformed: bool = torch._C._are_functorch_transforms_active()
-    return _function().apply if transformed else _direct_apply()
-
-
-@functools.cache
-def _direct_apply() -> Any:
-    import torch
-
-    return super(torch.autograd.Function, _function()).apply
 
 
 @functools.cache

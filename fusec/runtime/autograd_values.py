@@ -5,6 +5,7 @@ May import ``fusec.ir`` and, of the runtime, ``addresses``, ``launch`` and ``spe
 
 from __future__ import annotations
 
+from functools import cache
 from typing import TYPE_CHECKING, Any
 
 from fusec.ir.dtypes import BOOL, F64, I64, by_torch_name
@@ -14,6 +15,26 @@ from fusec.runtime.specialize import Argument
 
 if TYPE_CHECKING:
     import torch
+
+
+def way_to(function: Any) -> Any:
+    """How to call an autograd function.
+
+    Outside of ``torch.func`` it is what lies beneath ``Function.apply``, which reads the signature
+    of ``forward`` anew at each call: half of the host's time.
+    """
+    import torch
+
+    transformed: bool = torch._C._are_functorch_transforms_active()
+    return function.apply if transformed else direct_way_to(function)
+
+
+@cache
+def direct_way_to(function: Any) -> Any:
+    """What ``Function.apply`` calls when no transform of ``torch.func`` is left to look for."""
+    import torch
+
+    return super(torch.autograd.Function, function).apply
 
 
 def plain(grad: Any) -> Any:

@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 from fusec.codegen.in_place import may_overwrite
 from fusec.codegen.layout import Operand
 from fusec.frontend.model_calls import COMPUTE
+from fusec.frontend.model_nodes import hint
 from fusec.frontend.model_trace import Model, ModelRegion
 from fusec.ir.dtypes import by_torch_name
 from fusec.ir.node import Dim, Node
@@ -267,9 +268,3 @@ def size_of(value: Any) -> int:
 def _bytes(nodes: Iterable[Node], sizes: Mapping[Dim, int]) -> int:
     """What kernels read and write that access these nodes."""
     return sum(prod(concrete(n.shape, dict(sizes))) * n.dtype.itemsize for n in nodes)
-
-
-def hint(length: Any) -> int:
-    """A length in the example that the graph was made with."""
-    node = getattr(length, "node", None)
-    return int(length if node is None else node.hint)

@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from fusec.runtime.addresses import in_memory
-from fusec.runtime.autograd import Step, Tape, direct_apply
+from fusec.runtime.autograd import Step, Tape, autograd_function
+from fusec.runtime.autograd_values import direct_way_to
 from fusec.runtime.differentiate import Differentiable
 from fusec.runtime.programs import Link, Name, code_of, sizes_of, training_of
 
@@ -118,7 +119,7 @@ class NamedTape(Tape):
         # would begin with the levels once more.
         one_level: Any = levels
         with one_level.enable_single_level_autograd_function():
-            results: Sequence[torch.Tensor] = direct_apply()(self, *values)
+            results: Sequence[torch.Tensor] = direct_way_to(autograd_function())(self, *values)
         return results
 
     def forward(self, values: Sequence[Any]) -> tuple[torch.Tensor, ...]:

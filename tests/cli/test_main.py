@@ -195,7 +195,6 @@ def test_a_full_disk_is_no_fault_of_ours(arguments: list[str]) -> None:
     ]
 
 
-@pytest.mark.skipif(sys.platform == "win32", reason="needs a shell of POSIX")
 @pytest.mark.parametrize("arguments", [["ops"], ["show", "x + 1", "-s", "cpp"], ["--help"]])
 @pytest.mark.parametrize("closed", [">&-", "<&- >&-", ">&- 2>&-", "<&- >&- 2>&-"])
 def test_a_closed_output_is_no_fault_of_ours(arguments: list[str], closed: str) -> None:
