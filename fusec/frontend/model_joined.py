@@ -118,7 +118,6 @@ class _Split:
 
     def _spread(self, node: Any) -> Parts | None:
         """The parts of what an operator makes of parts; None where it needs the whole."""
-
         name, value = name_of(node), value_of(node)
         if name in ("permute", "transpose"):
             return self._turned(node)
@@ -251,6 +250,11 @@ class _Split:
         turns = name_of(user) in ("permute", "transpose")
         return turns and any(map(self._asks, user.users))
 
+    def _is_own(self, piece: Any) -> bool:
+        """Whether a part is computed for a whole alone: others say how they are laid out."""
+        views = ("slice", "permute", "transpose")
+        return piece in self._made and name_of(piece) not in views
+
     def _join(self, node: Any) -> None:
         """The parts of a tensor, each laid out as it lies in the whole."""
         import torch
@@ -262,7 +266,7 @@ class _Split:
         whole.meta["val"] = value
         with value.fake_mode, torch.no_grad():
             for (begin, end), piece in own.pieces.items():
-                if pieces.count(piece) == 1:
+                if pieces.count(piece) == 1 and self._is_own(piece):
                     piece.meta["val"] = value.detach().narrow(own.axis, begin, end - begin)
         node.replace_all_uses_with(whole)
         whole.meta[JOIN] = tuple(begin for begin, _ in own.pieces)

@@ -66,6 +66,11 @@ def slices(x: Any) -> Any:
     return x[:, :2].sin() + x[:, 1:3] * x[:, 2:4] - x[:, -2:].exp()
 
 
+def beside(x: Any, y: Any) -> Any:
+    """What lies in the gradient of x is the gradient of y as well."""
+    return (x[:, :2] + y).sin() * 2, x[:, 2:].exp()
+
+
 def first(x: Any) -> Any:
     return (x[:, :1] * 3).sin()
 
@@ -97,6 +102,7 @@ CASES: dict[str, tuple[Function, list[torch.Tensor]]] = {
     "partly": (partly, [rows_of(2, 5, 11), rows_of(5, 4), rows_of(5, 4)]),
     "uneven": (uneven, [rows_of(3, 4), rows_of(3, 7)]),
     "slices": (slices, [rows_of(3, 4)]),
+    "beside": (beside, [rows_of(3, 4), rows_of(3, 2)]),
     "first": (first, [rows_of(3, 4)]),
     "both": (both, [rows_of(3, 4), rows_of(2, 4)]),
     "numbers": (numbers, [rows_of(3, 4)]),
