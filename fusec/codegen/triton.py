@@ -180,12 +180,11 @@ class _Printer:
     def _of_two_rows(self, load: Load) -> str:
         """What each of the two rows of a program has."""
         (term,) = load.access.terms
-        first, second = (
-            f"{load.access.buffer} + {row if term.stride == 1 else f'{row} * {term.stride}'}"
-            for row in ("first", "(first + 1)")
-        )
-        second = second.replace(" + (first + 1)", " + first + 1") if term.stride == 1 else second
-        return f"tl.where(beyond, tl.load({second}, mask=border < n), tl.load({first}))"
+        first, second = "first", "first + 1"
+        if term.stride != 1:
+            first, second = f"first * {term.stride}", f"(first + 1) * {term.stride}"
+        loads = [f"{load.access.buffer} + {row}" for row in (first, second)]
+        return f"tl.where(beyond, tl.load({loads[1]}, mask=border < n), tl.load({loads[0]}))"
 
     def _store(self, store: Store, writer: Writer) -> None:
         value = self._dialect.text(store.value)
