@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 from fusec import forks
 from fusec.api import BACKENDS, NUMERICS, CompiledFunction
 from fusec.errors import UnknownNameError, did_you_mean
+from fusec.frontend.model_masks import lay_out_masks
 from fusec.runtime.build_triton import Target, expect_kernels
 from fusec.runtime.choices import choose
 from fusec.runtime.model_ahead import Ahead
@@ -45,7 +46,7 @@ def fusec(
     backend, numerics = _chosen(options or {})
     _expect_kernels()
     report = begin()
-
+    lay_out_masks(graph)
     ahead = Ahead(Choice(lambda formula: _shared(formula, backend), backend, numerics))
 
     def compiler(stage: str) -> Callable[..., Any]:
