@@ -12,6 +12,7 @@ VECTOR_BYTES = 16  # of a load or store at its widest
 # From here on offsets are int64; blocks may overhang by less than 2**20.
 WIDE_OFFSETS = 2**31 - 2**20
 FULL_GRID = 2048  # programs that keep any present GPU busy
+SHORTEST_COLUMNS = 7  # of rows that a thread takes by itself
 
 
 def is_tile(operand: int, arrangement: Arrangement) -> bool:
@@ -41,14 +42,30 @@ def rows_contiguous(arrangement: Arrangement) -> bool:
 
     Some operand steps by 1 there, and none that varies along both does along the columns.
     """
+    return _run_along_rows(arrangement) and not _run_along_columns(arrangement)
+
+
+def is_turned(arrangement: Arrangement) -> bool:
+    """Whether some operands that vary along both run along the rows, and some along the columns."""
+    return _run_along_rows(arrangement) and _run_along_columns(arrangement)
+
+
+def _run_along_rows(arrangement: Arrangement) -> bool:
     rows = len(arrangement.layout.rows)
-    along_rows = any(
-        s[rows - 1] == 1 and any(c != 0 for c in s[rows:])
-        for s in arrangement.layout.strides
-        if rows
-    )
-    along_cols = any(s[-1] == 1 and any(s[:rows]) for s in arrangement.layout.strides)
-    return along_rows and not along_cols
+    strides = arrangement.layout.strides
+    return rows > 0 and any(s[rows - 1] == 1 and any(c != 0 for c in s[rows:]) for s in strides)
+
+
+def _run_along_columns(arrangement: Arrangement) -> bool:
+    rows = len(arrangement.layout.rows)
+    return any(s[-1] == 1 and any(s[:rows]) for s in arrangement.layout.strides)
+
+
+def fill_no_vector(arrangement: Arrangement) -> bool:
+    """Whether rows are so short, and of such a length, that a thread had better take whole ones,
+    element by element, than lanes exchange what they have of one.
+    """
+    return arrangement.cols <= SHORTEST_COLUMNS and arrangement.cols != 4
 
 
 def widest(accesses: tuple[Operand, ...]) -> int:

@@ -20,9 +20,11 @@ from fusec.codegen.operand_facts import (
     VECTOR_BYTES,
     WIDE_OFFSETS,
     cover,
+    fill_no_vector,
     is_alike,
     is_of_rows,
     is_tile,
+    is_turned,
     rows_contiguous,
     splits_of,
     widest,
@@ -36,6 +38,7 @@ from fusec.codegen.schedule_columns import (
     folded_columns,
     summed_columns,
 )
+from fusec.codegen.schedule_turned import turned
 
 RESIDENT_BYTES = 128 * 1024  # registers a program may fill with the tiles of one row
 # Columns a looping program takes at a time: by itself, and where programs share a row.
@@ -70,7 +73,7 @@ ROWS_BESIDE_BYTES, FETCHED_BYTES = 16 * 1024, 64 * 1024  # of a multiprocessor
 # One wide load of each operand to a thread, or two where more than 8 warps would be needed.
 FETCHING_WARPS, BYTES_PER_FETCHING_WARP = 8, 512
 SHORTEST_BLOCK = 2  # that a row fills, of which a program has many then
-SHORTEST_COLUMNS, SHORTEST_TILE = 7, (512, 8)  # sums of rows: how many rows to a program, warps
+SHORTEST_TILE = (512, 8)  # sums of the shortest rows: how many rows to a program, warps
 SQUARE = 64  # elements along each side of a tile of which an operand is transposed
 ELEMENTS_PER_PROGRAM = 2048  # of 16 bits; half as many of 32
 # Of rows that are made to begin at vectors: how many there are at least, how long they had better
@@ -123,24 +126,19 @@ def _of_rows(
     """A kernel that reduces. ``alone``: it is for one row, which need not have the bits that it
     would have among others.
     """
+    if is_turned(arrangement):
+        return turned(accesses, arrangement, wide, single)
     if rows_contiguous(arrangement):
         one = _of_one(accesses, arrangement)
         config = columns(accesses, arrangement, wide, single and not one, not single)
         return summed_columns(config, accesses, arrangement) if single and one else config
-    if single and _of_one(accesses, arrangement) and _fill_no_vector(arrangement):
+    if single and _of_one(accesses, arrangement) and fill_no_vector(arrangement):
         rows, warps = SHORTEST_TILE if arrangement.layout.rows else (1, 1)
         return Config(rows, 1, warps, resident=False, wide_index=wide)
     config = _rows(accesses, arrangement, wide, alone)
     if config.resident:
         return _read_again(config, accesses, arrangement, again)
     return _shared(config, accesses, arrangement, single)
-
-
-def _fill_no_vector(arrangement: Arrangement) -> bool:
-    """Whether rows are so short, and of such a length, that a thread had better take whole ones,
-    element by element, than lanes exchange what they have of one.
-    """
-    return arrangement.cols <= SHORTEST_COLUMNS and arrangement.cols != 4
 
 
 def _read_again(

@@ -170,9 +170,16 @@ def columns(
         resident=False,
         wide_index=wide,
         splits=splits,
-        combine=(max(1, 2 * JOINED_TILE // splits), 4) if rows * splits > 2 * JOINED_TILE else None,
+        combine=joined(rows, splits),
         lanes_along_rows=True,
     )
+
+
+def joined(rows: int, splits: int) -> tuple[int, int] | None:
+    """Rows and warps of a program that joins parts, if those of the tile would be too many at a
+    time.
+    """
+    return (max(1, 2 * JOINED_TILE // splits), 4) if rows * splits > 2 * JOINED_TILE else None
 
 
 _Tile: TypeAlias = "tuple[int, int, int]"  # elements across and along the columns, warps
