@@ -171,6 +171,14 @@ def test_lengths_are_numbers_of_the_graph() -> None:
     assert fusec.last_report().kernels == 1
 
 
+def test_a_length_is_divided_as_it_is() -> None:
+    """The channels of a pixel shuffle, whose quotient may not be taken of a number at random."""
+    shuffle = compiled(lambda x: F.silu(F.pixel_shuffle(x, 2)))
+    for channels in (8, 12, 16):
+        x = torch.randn(2, channels, 3, 3)
+        torch.testing.assert_close(shuffle(x), F.silu(F.pixel_shuffle(x, 2)))
+
+
 def test_dropout_draws_what_eager_draws() -> None:
     model = nn.Sequential(
         nn.Linear(WIDTH, WIDTH), nn.GELU(), nn.Dropout(0.5), nn.Tanh(), nn.Dropout(0.3)

@@ -37,9 +37,10 @@ def all_known(lengths: Iterable[Length], symbols: Sequence[Sequence[Length]]) ->
     """Whether lengths can be computed from those of the inputs."""
     import sympy
 
-    known = {s: sympy.Integer(2) for own in symbols for s in own if not isinstance(s, int)}
+    one: Any = sympy.Dummy("n", integer=True, positive=True)
+    known = {s: one for own in symbols for s in own if not isinstance(s, int)}
     open_ones = [e.xreplace(known) for e in lengths if hasattr(e, "free_symbols")]
-    return not any(e.free_symbols for e in open_ones)
+    return not any(e.free_symbols - {one} for e in open_ones)
 
 
 def lengths_of(tensor: Any) -> Any:

@@ -139,21 +139,36 @@ def _binary_cross_entropy(convert: Converter, call: Call) -> Traced:
 # -- rows -----------------------------------------------------------------------------------------
 
 
-@_TABLE.of("_softmax", "_log_softmax", "_safe_softmax")
+# The safe one gives zeros, with a gradient of zeros, where a row has nothing but -inf: what attends
+# to nothing is nothing.
+_NOTHING = "max(x, axis=axis) == -inf"
+_SOFTMAXES = {
+    "_softmax": "softmax(x, axis=axis)",
+    "_log_softmax": "log_softmax(x, axis=axis)",
+    "_safe_softmax": f"gradient_as(where({_NOTHING}, 0, softmax(x, axis=axis)),"
+    f" where({_NOTHING}, 0, softmax(where({_NOTHING}, 0, x), axis=axis)))",
+}
+_OF_ONE = {
+    "_softmax": "x - x + 1",
+    "_log_softmax": "x - x",
+    "_safe_softmax": "where(x == -inf, 0, x - x + 1)",
+}
+
+
+@_TABLE.of(*_SOFTMAXES)
 def _softmax(convert: Converter, call: Call) -> Traced:
     value = convert.tensor(call.arguments["self"])
     if call.result.dtype != call.arguments["self"].dtype:
         dtype = convert.dtype(call.result.dtype)
         value = replace(value, node=convert.builder.cast(value.operand(), dtype).node)
     if not value.axes:
-        return convert.pointwise("x - x" if "log" in call.name else "x - x + 1", x=value)
+        return convert.pointwise(_OF_ONE[call.name], x=value)
     axis = _axis(call, value)
     if value.axes[axis] is None or value.is_expanded(axis):
         raise convert.unsupported("a softmax over an axis of equal elements", "expand afterwards")
-    name = "log_softmax" if "log" in call.name else "softmax"
     own = value.axes[axis]
     assert own is not None
-    result = convert.evaluate(f"{name}(x, axis=axis)", x=value.operand(), axis=Axes((own,)))
+    result = convert.evaluate(_SOFTMAXES[call.name], x=value.operand(), axis=Axes((own,)))
     return replace(value, node=result.node)
 
 
