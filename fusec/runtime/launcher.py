@@ -18,6 +18,7 @@ import subprocess
 import sys
 import sysconfig
 import threading
+from collections.abc import Iterable
 from importlib.machinery import ExtensionFileLoader
 from importlib.util import module_from_spec, spec_from_loader
 from pathlib import Path
@@ -124,6 +125,20 @@ def plan_of(prepared: Prepared, inputs: int, given: bool = False) -> Any:
     if prepared.fast is None and _state.module is not None:
         prepared.fast = _plan(prepared, inputs, given) or False
     return prepared.fast or None
+
+
+def region(
+    plan: Any, tensors: tuple[Any, ...], inputs: tuple[Any, ...], makes: Iterable[Any],
+    outputs: tuple[Any, ...], results: tuple[Any, ...],
+) -> Any:  # fmt: skip
+    """A call of a plan with tensors laid out like these, as ``launcher_sources/region.h`` says;
+    ``makes`` are functions that make tensors. None where it has to stay in Python.
+    """
+    makers = tuple(map(_maker, makes))
+    try:
+        return _state.module.Region(plan, tensors, inputs, makers, outputs, results)
+    except ValueError:
+        return None
 
 
 # -- plans ----------------------------------------------------------------------------------------

@@ -20,12 +20,14 @@ from fusec.frontend.model_padded import pad_products
 from fusec.frontend.model_regions import order
 from fusec.frontend.model_sums import sum_unshaped
 from fusec.frontend.model_trace import Model, ModelRegion
+from fusec.runtime.model_call import Calling, called
 from fusec.runtime.model_memory import memory_of
 from fusec.runtime.model_operators import shorten
 from fusec.runtime.model_plan import Choice, Planned, build_soon, plan_region
 from fusec.runtime.model_products import is_all_pooled, pool_products
-from fusec.runtime.model_region import Joint, RegionFunction, Targets, straight
+from fusec.runtime.model_region import Joint, RegionFunction, Targets
 from fusec.runtime.model_report import GraphReport, Report, finish
+from fusec.runtime.model_views import settle_views, wired
 from fusec.runtime.traced_bound import Known
 
 
@@ -258,6 +260,7 @@ def _rewritten(
     graph: Any = torch.fx.Graph()
     model, output = plan.model, plan.output
     known: dict[Any, Any] = {}
+    callings: dict[Any, Calling] = {}
     nodes = [n for n in model.operations.by_node if n.op != "placeholder"]
     place = {node: k for k, node in enumerate(nodes)}
     regions = {r.nodes[0]: r for r in model.regions}
@@ -282,13 +285,22 @@ def _rewritten(
             made = source is first or first in kept or source not in known
             known[first] = graph.node_copy(first, known.__getitem__) if made else known[source]
             continue
-        known.update(_called(graph, model, regions[first], functions[first], known))
+        found, call, calling = _called(graph, model, regions[first], functions[first], known)
+        known.update(found)
+        callings[call] = calling
     graph.node_copy(output, known.__getitem__)
+    _prune(graph)
+    settle_views(graph, callings)
+    _prune(graph)
+    return graph
+
+
+def _prune(graph: Any) -> None:
+    """Take out what nobody reads."""
     for node in reversed(list(graph.nodes)):
         unused = not node.users and node.op not in ("placeholder", "output")
         if unused and not _matters(node):
             graph.erase_node(node)
-    return graph
 
 
 def _needs(
@@ -315,46 +327,39 @@ def _matters(node: Any) -> bool:
 
 def _called(
     graph: Any, model: Model, region: ModelRegion, function: RegionFunction, known: dict[Any, Any]
-) -> dict[Any, Any]:
-    """The call of a region, and all that is there then: its results, and views of those."""
-    arguments = tuple(known[n] for n in (*region.inputs, *region.numbers))
-    found = _results(graph, region, graph.call_function(_plain(function), arguments))
-    if function.joined:
-        found.update(_wholes(graph, region, found))
+) -> tuple[dict[Any, Any], Any, Calling]:
+    """The call of a region: all that is there then, its results and views of those; the node that
+    calls it, and how.
+    """
+    inputs = [known[n] for n in (*region.inputs, *region.numbers)]
+    tensors, wires = wired(inputs, function.fixed)
+    calling = Calling(function, wires, [None] * len(region.results))
+    call = graph.call_function(called(calling), tuple(tensors))
+    found = _results(graph, region, call)
+    _join(region, found)
     there = ChainMap(found, known)
     for node in region.nodes:
         is_view = model.operations.by_node[node].kind == VIEW
         if is_view and node not in there and all(i in there for i in node.all_input_nodes):
             found[node] = graph.node_copy(node, there.__getitem__)
-    return found
+    return found, call, calling
 
 
 def _results(graph: Any, region: ModelRegion, call: Any) -> dict[Any, Any]:
-    if len(region.results) == 1:
-        return {region.results[0]: call}
-    return {
-        node: graph.call_function(operator.getitem, (call, k))
-        for k, node in enumerate(region.results)
-    }
-
-
-def _wholes(graph: Any, region: ModelRegion, known: Mapping[Any, Any]) -> dict[Any, Any]:
-    """What a region's results are parts of, from where the first of them is."""
-    import torch
-
-    found = {}
-    for whole, joint in _joints(region):
-        shape, strides, _ = joint.layout
-        arguments = known[whole.args[0][0]], shape, strides
-        found[whole] = graph.call_function(torch.as_strided, arguments)
+    found = {node: call for node in region.results}
+    if len(region.results) > 1:
+        for k, node in enumerate(region.results):
+            found[node] = graph.call_function(operator.getitem, (call, k))
+    for node, own in found.items():
+        own.meta["val"] = node.meta.get("val")
     return found
 
 
-def _plain(function: RegionFunction) -> Callable[..., Any]:
-    """A region as a plain function, which torch.fx can name."""
-    run = straight(function)
-    run.__name__ = run.__qualname__ = function.report.name
-    return run
+def _join(region: ModelRegion, known: dict[Any, Any]) -> None:
+    """Know what a region's results are parts of, which it gives in the place of the first."""
+    for whole, joint in _joints(region):
+        known[whole] = known[region.results[joint.first]]
+        known[whole].meta["val"] = whole.meta["val"]
 
 
 def boxed(module: Any, graph: Any) -> Callable[[list[Any]], Any]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 from fusec.errors import FusecError
 from fusec.runtime.memory import allocator, is_pooled
@@ -73,28 +73,47 @@ class _Bound:
             self.views = [_Seen.of(n, steps, values[n]) for n, steps in self.bound.views]
         return tuple([view.read(values[view.number]) for view in self.views])
 
-    def outs(self, values: Sequence[Any]) -> Any:
-        """Memory for the results, laid out as PyTorch expects them."""
+    def outs(self, values: Sequence[Any], wholes: Sequence[Any]) -> list[Any]:
+        """Memory for the results, laid out as PyTorch expects them; ``wholes``: that of several."""
         each = zip(self.over, self.strides, self.make, strict=True)
         found = [
             make() if place is None or values[place].stride() != strides else values[place]
             for place, strides, make in each
         ]
-        for make, joint in self.wholes:
-            joint.share(make(), found)
-        return _single(tuple(found))
+        for whole, (_, joint) in zip(wholes, self.wholes, strict=True):
+            joint.share(whole, found)
+        return found
+
+    def make_wholes(self) -> list[Any]:
+        """Memory for what is put together of results."""
+        return [make() for make, _ in self.wholes]
+
+    def joined(self, wholes: Sequence[Any], results: list[Any]) -> Any:
+        """What the region gives: a whole in the place of the first of its parts, and no others."""
+        for whole, (_, joint) in zip(wholes, self.wholes, strict=True):
+            for place, _, _ in joint.parts:
+                results[place] = None
+            results[joint.first] = whole
+        return _single(tuple(results))
 
 
-class _Direct(NamedTuple):
-    """A way around Python: the launcher's table of calls, for a region that is called in one way.
-    ``into``: the results are laid out beforehand; ``alone``: strides of the only one, if the kernel
-    gives it as it is.
+@dataclass(frozen=True, slots=True)
+class Course:
+    """A call of a region's kernels, and all that it goes through, for the launcher to do alone.
+
+    ``views``: the inputs of the kernels, as :class:`Bound` has them, which are ``given`` here;
+    ``over``: the input over which each result of the kernels is written, if any; ``owners``: which
+    result of the region each of them is or is a part of, and in which tensor, None where it is
+    none by itself.
     """
 
-    table: Any
-    made: _Bound
-    into: bool
-    alone: tuple[int, ...] | None
+    plan: Any
+    views: Sequence[tuple[int, Any]]
+    given: tuple[Any, ...]
+    computed: tuple[Any, ...]
+    over: tuple[int | None, ...]
+    owners: tuple[tuple[int, Any] | None, ...]
+    lean: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +125,11 @@ class Joint:
     layout: tuple[tuple[int, ...], tuple[int, ...], Any]
     axis: int
     parts: tuple[tuple[int, int, int], ...]
+
+    @property
+    def first(self) -> int:
+        """The number of the result in whose place the whole is given."""
+        return self.parts[0][0]
 
     def share(self, whole: Any, results: list[Any]) -> None:
         """Put the parts of ``whole`` in the places of the results that are to lie there."""
@@ -150,13 +174,14 @@ class RegionFunction:
         self.eager = eager
         self.report = report
         self.over = targets.over
-        self.joined = bool(targets.joints)
         self._targets = targets
         self._tensors = len(region.inputs)
         self._layouts = region.layouts
         fixed = all(isinstance(n, int) for own in region.program.symbols for n in own)
         self._shapes: Callable[[Any], Any] = _nothing if fixed else _shapes
-        self._fixed = fixed and not region.numbers
+        self.fixed = fixed and not region.numbers
+        parts = {place for joint in targets.joints for place, _, _ in joint.parts}
+        self.inside = parts - {joint.first for joint in targets.joints}  # given as None
         self._memo: dict[Any, _Bound] = {}
 
     def __call__(self, *values: Any) -> Any:
@@ -174,27 +199,52 @@ class RegionFunction:
         results = self.eager(*values)
         if not self._targets.joints:
             return results
-        wholes = self._bound(values[: self._tensors]).wholes
-        found = list(results)
-        for make, joint in wholes:
-            joint.share(make(), found)
+        made = self._bound(values[: self._tensors])
+        wholes, found = made.make_wholes(), list(results)
+        for whole, (_, joint) in zip(wholes, made.wholes, strict=True):
+            joint.share(whole, found)
         for own, result in zip(found, results, strict=True):
             if own is not result:
                 own.copy_(result)
-        return tuple(found)
+        return made.joined(wholes, found)
 
-    def direct(self) -> _Direct | None:
-        """How every call goes, once there was one; None where calls differ, or may."""
-        made = self._memo.get(None) if self._fixed else None
+    def course(self, values: Sequence[Any]) -> Course | None:
+        """A call with these inputs again, step by step; None where calls differ, or may, or the
+        launcher does not know it.
+        """
+        made = self._memo.get(None) if self.fixed else None
         table = self.known.function.table
         if made is None or table is None or self.report.failure is not None:
             return None
-        alone = made.strides[0] if made.finished and len(made.strides) == 1 else None
-        return _Direct(table, made, made.into, alone)
+        given = tuple(values if made.plain else made.moved(values))
+        if made.into:
+            return self._course_into(made, table, given)
+        plan = table.plan(given)
+        computed = _several(table(given)) if plan is not None else ()
+        if not computed or computed[0] is NotImplemented:  # as under a mode that watches memory
+            return None
+        owners = _owners(computed, _several(self.finish(made, _single(computed))))
+        over = (None,) * len(computed)
+        return Course(plan, made.bound.views, given, computed, over, owners, self._targets.lean)
+
+    def _course_into(self, made: _Bound, table: Any, given: tuple[Any, ...]) -> Course | None:
+        """The same, where the results are laid out beforehand; nothing is computed."""
+        wholes = made.make_wholes()
+        outs = tuple(made.outs(given, wholes))
+        plan = table.plan(given, _single(outs))
+        if plan is None:
+            return None
+        found = dict(enumerate(enumerate(outs)))
+        for whole, (_, joint) in zip(wholes, made.wholes, strict=True):
+            found |= {place: (joint.first, whole) for place, _, _ in joint.parts}
+        owners = tuple(found[k] for k in range(len(outs)))
+        pairs = zip(made.over, outs, strict=True)
+        over = tuple(p if p is not None and given[p] is out else None for p, out in pairs)
+        return Course(plan, made.bound.views, given, outs, over, owners, self._targets.lean)
 
     def finish(self, made: _Bound, computed: Any) -> Any:
         """What the region gives, of what its kernels have computed."""
-        results = computed if isinstance(computed, tuple) else (computed,)
+        results = _several(computed)
         if not made.finished:
             results = tuple(
                 _under(results[own.output or 0], steps) for own, steps, _ in made.bound.results
@@ -224,7 +274,7 @@ class RegionFunction:
         targets = self._targets
         given = targets.given or bool(targets.over)
         pooled = targets.lean and any(is_pooled(*own, device) for own in wanted)
-        joined = {place for j in targets.joints for place, _, _ in j.parts}
+        joined = {*self.inside, *(joint.first for joint in targets.joints)}
         made = self._memo[key] = _Bound(
             bound,
             [strides for _, strides, _ in wanted],
@@ -249,44 +299,27 @@ class RegionFunction:
         return self.finish(made, self.known.function(*values))
 
     def _run_into(self, made: _Bound, values: Sequence[Any]) -> Any:
-        outs = made.outs(values)
-        if self.joined:
-            self.known.function.fill(tuple(values), outs)
+        wholes = made.make_wholes()
+        outs = made.outs(values, wholes)
+        together = _single(tuple(outs))
+        if wholes:
+            self.known.function.fill(tuple(values), together)
         elif self.over:
-            self.known.function.overwrite(tuple(values), outs, self._targets.free)
+            self.known.function.overwrite(tuple(values), together, self._targets.free)
         else:
-            self.known.function(*values, out=outs)
-        return outs
+            self.known.function(*values, out=together)
+        return made.joined(wholes, outs)
 
 
-def straight(region: RegionFunction) -> Callable[..., Any]:
-    """``region`` as a function that goes to the compiled launcher with as little as there can be in
-    between, once calls like this one are in its table.
-    """
-    import torch
+def _owners(computed: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
+    """Which result each computed tensor is, by itself and from its first element on."""
 
-    levels: Any = torch.autograd.forward_ad  # the launcher does not see tangents
-    direct: _Direct | None = None
+    def owner(tensor: Any) -> tuple[int, Any] | None:
+        at, length = tensor.data_ptr(), tensor.numel()
+        found = [(k, r) for k, r in enumerate(results) if r.data_ptr() == at]
+        return found[0] if len(found) == 1 and found[0][1].numel() == length else None
 
-    def run(*values: Any) -> Any:
-        nonlocal direct
-        if direct is None or levels._current_level >= 0:
-            result = region(*values)
-            direct = region.direct()
-            return result
-        table, made, into, alone = direct
-        given = values if made.plain else made.moved(values)
-        try:
-            results = table(given, made.outs(given)) if into else table(given)
-        except FusecError:
-            return region(*values)
-        if results is NotImplemented:
-            return region(*values)
-        if alone is not None and results.stride() == alone:
-            return results
-        return results if into else region.finish(made, results)
-
-    return run
+    return tuple(map(owner, computed))
 
 
 def _nothing(values: Any) -> None:
@@ -305,6 +338,10 @@ def _under(value: Any, steps: Sequence[Callable[[Any], Any]]) -> Any:
     for step in steps:
         value = step(value)
     return value
+
+
+def _several(results: Any) -> tuple[Any, ...]:
+    return results if isinstance(results, tuple) else (results,)
 
 
 def _single(results: tuple[Any, ...]) -> Any:

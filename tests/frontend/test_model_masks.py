@@ -134,6 +134,7 @@ def test_masks_of_a_cpu_are_left() -> None:
 def test_a_compiled_model_attends_fast_on_a_gpu(dynamic: bool) -> None:
     """In one kernel, without matrix products of its own, and backward as well."""
     import fusec
+    from fusec.torch_backend import fusec as backend
 
     def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         places = torch.arange(q.shape[2], device=q.device)
@@ -148,7 +149,7 @@ def test_a_compiled_model_attends_fast_on_a_gpu(dynamic: bool) -> None:
     ]
     ours = [t.clone().requires_grad_() for t in tensors]
     plain = [t.clone().float().requires_grad_() for t in tensors]
-    found = torch.compile(attend, backend="fusec", dynamic=dynamic)(*ours)
+    found = torch.compile(attend, backend=backend, dynamic=dynamic)(*ours)
     wanted = F.scaled_dot_product_attention(*plain)
     found.float().square().sum().backward()
     wanted.square().sum().backward()

@@ -3,6 +3,7 @@
 //
 // Built once for each Python by runtime/launcher.py; it needs Python's headers and no others.
 
+#include "region.h"
 #include "setup.h"
 
 #include <stddef.h>
@@ -152,7 +153,7 @@ static PyObject *plan_new(PyTypeObject *type, PyObject *args, PyObject *) {
 
 // -- Table ---------------------------------------------------------------------------------------
 
-static PyTypeObject *plan_type;
+PyTypeObject *plan_type;
 
 // table(arguments[, out]): the result, or NotImplemented for a call that Python has to look at.
 static PyObject *table_call(PyObject *self, PyObject *const *args, size_t flags, PyObject *words) {
@@ -228,6 +229,21 @@ static PyObject *table_remember(PyObject *self, PyObject *args) {
     Py_RETURN_TRUE;
 }
 
+// plan(arguments[, out]): the plan of calls like this one; None where Python makes them.
+static PyObject *table_plan(PyObject *self, PyObject *args) {
+    PyObject *arguments, *out = nullptr;
+    if (!PyArg_ParseTuple(args, "O!|O", &PyTuple_Type, &arguments, &out)) return nullptr;
+    Key key;
+    Given given;
+    int64_t addresses[MOST];
+    Py_ssize_t inputs = PyTuple_GET_SIZE(arguments);
+    Answer answer = key_of(key, &PyTuple_GET_ITEM(arguments, 0), inputs, addresses);
+    if (answer == YES && out) answer = add_given(key, &out, &given, addresses + inputs);
+    if (answer == ERROR) return nullptr;
+    PyObject *plan = answer == YES ? find((Table *)self, key, key.hash())->plan : nullptr;
+    return Py_NewRef(plan ? plan : Py_None);
+}
+
 static PyObject *table_new(PyTypeObject *type, PyObject *, PyObject *) {
     Table *table = (Table *)type->tp_alloc(type, 0);
     if (!table) return nullptr;
@@ -258,7 +274,9 @@ static PyObject *one_thread(PyObject *, PyObject *) {
     Py_RETURN_NONE;
 }
 
-static PyMethodDef table_methods[] = {{"remember", table_remember, METH_VARARGS, nullptr}, {}};
+static PyMethodDef table_methods[] = {{"remember", table_remember, METH_VARARGS, nullptr},
+                                      {"plan", table_plan, METH_VARARGS, nullptr},
+                                      {}};
 static PyMethodDef functions[] = {{"setup", setup, METH_VARARGS, nullptr},
                                   {"setup_cuda", setup_cuda, METH_VARARGS, nullptr},
                                   {"setup_tensors", setup_tensors, METH_VARARGS, nullptr},
@@ -268,6 +286,8 @@ static PyMemberDef plan_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Plan, call), READONLY, nullptr}, {}};
 static PyMemberDef table_members[] = {
     {"__vectorcalloffset__", T_PYSSIZET, offsetof(Table, call), READONLY, nullptr}, {}};
+static PyMemberDef region_members[] = {
+    {"__vectorcalloffset__", T_PYSSIZET, offsetof(Region, call), READONLY, nullptr}, {}};
 static PyType_Slot plan_slots[] = {{Py_tp_new, (void *)plan_new},
                                    {Py_tp_dealloc, (void *)plan_free},
                                    {Py_tp_call, (void *)PyVectorcall_Call},
@@ -279,9 +299,15 @@ static PyType_Slot table_slots[] = {{Py_tp_new, (void *)table_new},
                                     {Py_tp_methods, table_methods},
                                     {Py_tp_members, table_members},
                                     {}};
+static PyType_Slot region_slots[] = {{Py_tp_new, (void *)region_new},
+                                     {Py_tp_dealloc, (void *)region_free},
+                                     {Py_tp_call, (void *)PyVectorcall_Call},
+                                     {Py_tp_members, region_members},
+                                     {}};
 static const unsigned type_flags = Py_TPFLAGS_DEFAULT | Py_TPFLAGS_HAVE_VECTORCALL;
 static PyType_Spec plan_spec = {"fusec_launcher.Plan", sizeof(Plan), 0, type_flags, plan_slots};
 static PyType_Spec table_spec = {"fusec_launcher.Table", sizeof(Table), 0, type_flags, table_slots};
+static PyType_Spec region_spec = {"fusec_launcher.Region", sizeof(Region), 0, type_flags, region_slots};
 static PyModuleDef module_definition = {
     PyModuleDef_HEAD_INIT, "fusec_launcher", nullptr, -1, functions, nullptr, nullptr, nullptr, nullptr};
 
@@ -307,7 +333,9 @@ PyMODINIT_FUNC PyInit_fusec_launcher() {
     if (!module || !intern_names()) return nullptr;
     plan_type = (PyTypeObject *)PyType_FromSpec(&plan_spec);
     PyObject *table = PyType_FromSpec(&table_spec);
+    PyObject *region = PyType_FromSpec(&region_spec);
     if (!plan_type || !table || PyModule_AddObject(module, "Table", table) < 0) return nullptr;
+    if (!region || PyModule_AddObject(module, "Region", region) < 0) return nullptr;
     Py_INCREF(plan_type);
     if (PyModule_AddObject(module, "Plan", (PyObject *)plan_type) < 0) return nullptr;
     pthread_atfork(nullptr, nullptr, after_fork);
