@@ -89,7 +89,8 @@ def steps(model: nn.Module, call: Callable[..., Any], x: Tensor, count: int) -> 
         model.zero_grad(set_to_none=True)
         own = x.clone().requires_grad_()
         result = call(own)
-        (result * torch.linspace(-1, 1, result.numel()).view(result.shape)).sum().backward()
+        weights = torch.linspace(-1, 1, result.numel(), device=result.device)
+        (result * weights.view(result.shape)).sum().backward()
         gradients = [p.grad.clone() for p in model.parameters() if p.grad is not None]
         assert own.grad is not None
         found.append([result.detach(), own.grad, *gradients])
@@ -203,11 +204,7 @@ def test_every_step_on_a_gpu_has_the_bits_of_the_first(name: str, taken: Taken) 
     make, shape = MODELS[name]
     model, x = make().cuda(), torch.randn(shape, device="cuda")
 
-    compiled = torch.compile(model, backend=backend)
-
-    def call(x: Tensor) -> Any:
-        return compiled(x).cpu()
-
+    call = torch.compile(model, backend=backend)
     first, *others = steps(model, call, x, CALLS)
     for found in others:
         for left, right in zip(found, first, strict=True):

@@ -71,11 +71,12 @@ def called(calling: Calling) -> Callable[..., Any]:
     import torch
 
     levels: Any = torch.autograd.forward_ad  # the launcher does not see tangents
-    region, alone = calling.region, None
+    region, alone, settled = calling.region, None, False
 
     def run(*tensors: Any) -> Any:
-        nonlocal alone
-        if alone is not None and levels._current_level < 0:
+        nonlocal alone, settled
+        seen = levels._current_level >= 0
+        if alone is not None and not seen:
             try:
                 found = alone(*tensors)
             except FusecError:
@@ -83,10 +84,11 @@ def called(calling: Calling) -> Callable[..., Any]:
             if found is not NotImplemented:
                 return found
         values = calling.read(tensors)
-        found = calling.shaped(region(*values))
-        if alone is None and levels._current_level < 0:
-            alone = _taken_over(calling, tensors, values)
-        return found
+        course = None if settled or seen else region.course(values)
+        if course is None:
+            return calling.shaped(region(*values))
+        settled, alone = True, _taken_over(calling, tensors, course)
+        return calling.shaped(course.results)
 
     run.__name__ = run.__qualname__ = region.report.name
     return run
@@ -102,11 +104,8 @@ class _Maker(NamedTuple):
     lean: bool
 
 
-def _taken_over(calling: Calling, tensors: Sequence[Any], values: Sequence[Any]) -> Any:
-    """A call like this one as the launcher makes it; None where calls differ, or it cannot yet."""
-    course = calling.region.course(values)
-    if course is None:
-        return None
+def _taken_over(calling: Calling, tensors: Sequence[Any], course: Course) -> Any:
+    """A call like this one as the launcher makes it; None where it has to stay in Python."""
     inputs = []
     for (number, _), given in zip(course.views, course.given, strict=True):
         place = calling.wires[number].place

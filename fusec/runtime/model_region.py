@@ -107,6 +107,7 @@ class Course:
     none by itself.
     """
 
+    results: Any  # what the region gives
     plan: Any
     views: Sequence[tuple[int, Any]]
     given: tuple[Any, ...]
@@ -209,38 +210,31 @@ class RegionFunction:
         return made.joined(wholes, found)
 
     def course(self, values: Sequence[Any]) -> Course | None:
-        """A call with these inputs again, step by step; None where calls differ, or may, or the
-        launcher does not know it.
+        """A call, step by step; None where calls differ, or may, or the launcher does not know it,
+        and then nothing has happened.
         """
         made = self._memo.get(None) if self.fixed else None
         table = self.known.function.table
         if made is None or table is None or self.report.failure is not None:
             return None
         given = tuple(values if made.plain else made.moved(values))
+        views, lean = made.bound.views, self._targets.lean
         if made.into:
-            return self._course_into(made, table, given)
-        plan = table.plan(given)
-        computed = _several(table(given)) if plan is not None else ()
-        if not computed or computed[0] is NotImplemented:  # as under a mode that watches memory
-            return None
-        owners = _owners(computed, _several(self.finish(made, _single(computed))))
-        over = (None,) * len(computed)
-        return Course(plan, made.bound.views, given, computed, over, owners, self._targets.lean)
-
-    def _course_into(self, made: _Bound, table: Any, given: tuple[Any, ...]) -> Course | None:
-        """The same, where the results are laid out beforehand; nothing is computed."""
-        wholes = made.make_wholes()
-        outs = tuple(made.outs(given, wholes))
-        plan = table.plan(given, _single(outs))
+            wholes = made.make_wholes()
+            outs = made.outs(given, wholes)
+            plan, computed = _known(table, given, (_single(tuple(outs)),))
+            if plan is None:
+                return None
+            owners, over = _laid_before(made, given, wholes, outs)
+            return Course(
+                made.joined(wholes, outs), plan, views, given, computed, over, owners, lean
+            )
+        plan, computed = _known(table, given, ())
         if plan is None:
             return None
-        found = dict(enumerate(enumerate(outs)))
-        for whole, (_, joint) in zip(wholes, made.wholes, strict=True):
-            found |= {place: (joint.first, whole) for place, _, _ in joint.parts}
-        owners = tuple(found[k] for k in range(len(outs)))
-        pairs = zip(made.over, outs, strict=True)
-        over = tuple(p if p is not None and given[p] is out else None for p, out in pairs)
-        return Course(plan, made.bound.views, given, outs, over, owners, self._targets.lean)
+        results = self.finish(made, _single(computed))
+        owners, over = _owners(computed, _several(results)), (None,) * len(computed)
+        return Course(results, plan, views, given, computed, over, owners, lean)
 
     def finish(self, made: _Bound, computed: Any) -> Any:
         """What the region gives, of what its kernels have computed."""
@@ -309,6 +303,30 @@ class RegionFunction:
         else:
             self.known.function(*values, out=together)
         return made.joined(wholes, outs)
+
+
+def _known(table: Any, given: tuple[Any, ...], out: tuple[Any, ...]) -> tuple[Any, Any]:
+    """The launcher's plan of a call, and the results after it was made; None twice if it was not,
+    as under a mode that watches memory.
+    """
+    plan = table.plan(given, *out)
+    try:
+        computed = table(given, *out) if plan is not None else NotImplemented
+    except FusecError:
+        return None, None
+    return (None, None) if computed is NotImplemented else (plan, _several(computed))
+
+
+def _laid_before(
+    made: _Bound, given: Sequence[Any], wholes: Sequence[Any], outs: Sequence[Any]
+) -> tuple[Any, Any]:
+    """Which result each of ``outs`` is or is a part of, and over which input it is written."""
+    found = dict(enumerate(enumerate(outs)))
+    for whole, (_, joint) in zip(wholes, made.wholes, strict=True):
+        found |= {place: (joint.first, whole) for place, _, _ in joint.parts}
+    pairs = zip(made.over, outs, strict=True)
+    over = tuple(p if p is not None and given[p] is out else None for p, out in pairs)
+    return tuple(found[k] for k in range(len(outs))), over
 
 
 def _owners(computed: Sequence[Any], results: Sequence[Any]) -> tuple[Any, ...]:
