@@ -65,8 +65,9 @@ def describe(kernel: Kernel) -> str:
         )
         for variable in kernel.variables:
             writer.line(f"index {variable.name} = {position_text(variable, '//')}")
-        if kernel.form is Form.FLAT and config.apart:
-            writer.line("all tiles but the last without masks")
+        if config.apart and kernel.form is not Form.ROWS:
+            which = "but the last" if kernel.form is Form.FLAT else "inside a row"
+            writer.line(f"all tiles {which} without masks")
         if kernel.divided and config.fold > 1:
             writer.line(f"{config.fold} columns, one behind the other in memory, taken as one")
         if kernel.waits:

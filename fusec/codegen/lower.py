@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from textwrap import dedent
 
-from fusec.codegen.body import Body, fetch, may_fetch, recall
+from fusec.codegen.body import Body, fetch, is_along, may_fetch, recall
 from fusec.codegen.job import CPP, CUDA, TRITON, Job, Target
 from fusec.codegen.kernel import (
     Access,
@@ -180,16 +180,20 @@ def _header(values: Values) -> tuple[str, ...]:
 
 
 def _flat_body(values: Values) -> list[Stmt]:
-    body = Body()
     loads: list[Stmt] = []
     values.emit([n for n in values.nodes if n in values.reads or n.op.name == "input"], loads)
-    body.add("load", loads)
     computes: list[Stmt] = []
     values.emit(values.nodes, computes)
     stores: list[Stmt] = []
     values.store(values.job.region.roots, computes, stores)
-    body.add("compute", computes)
-    body.add("store", stores)
+    sections = {"load": loads, "compute": computes, "store": stores}
+    body = Body()
+    if values.job.one_row:
+        own = [s for statements in sections.values() for s in statements if not is_along(s)]
+        body.add("the row's own values", own)
+        sections = {title: list(filter(is_along, found)) for title, found in sections.items()}
+    for title, statements in sections.items():
+        body.add(title, statements)
     return body.statements
 
 

@@ -161,6 +161,7 @@ class Parameters:
         guards = Level.UNIFORM
         if form is not Form.ROWS or not config.even:
             guards |= Level.COL
-        if form is Form.TILE or (config.block_rows > 1 and not config.turns):
+        several = config.block_rows > 1 and not config.turns
+        if several or (form is Form.TILE and not self.job.one_row):
             guards |= Level.ROW
         return level & guards

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from fusec.codegen.body import is_along
 from fusec.codegen.kernel import (
     Access,
     Accumulate,
@@ -83,6 +84,8 @@ class _Printer:
                 writer.line("_let_later_kernel_begin()")
             if self.kernel.columns:
                 self._block_of_rows(writer)
+            elif self.place.one_row:
+                self._pieces_apart(writer)
             elif self.kernel.form is Form.FLAT and self.kernel.config.apart:
                 self._blocks_apart(writer)
             else:
@@ -102,6 +105,17 @@ class _Printer:
         with writer.block("else:  # the last block"):
             writer.line("mask = i < n")
             self._statements(self.kernel.body, writer)
+
+    def _pieces_apart(self, writer: Writer) -> None:
+        """What the row has for itself, then the same work of pieces inside it and at its end."""
+        body = self.kernel.body
+        first = next(k for k, statement in enumerate(body) if is_along(statement)) - 1
+        self._statements(body[:first], writer)
+        with writer.block("if start + BLOCK <= cols:"):
+            replace(self, whole=True)._statements(body[first:], writer)
+        with writer.block("else:  # the end of the row"):
+            writer.line("mask = col < cols")
+            self._statements(body[first:], writer)
 
     def _block_of_rows(self, writer: Writer) -> None:
         """The rows of a program one after the other, and the sums over them."""

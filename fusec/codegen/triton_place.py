@@ -25,14 +25,24 @@ class Place:
         return self.kernel.form is Form.ROWS and self.kernel.config.block_rows == 1
 
     @property
+    def one_row(self) -> bool:
+        """Whether an elementwise program works on a piece of one row."""
+        return self.kernel.form is Form.TILE and self.kernel.config.apart
+
+    @property
+    def is_line(self) -> bool:
+        """Whether the elements of a program have one index, not one for each side of a tile."""
+        return self.kernel.form is Form.FLAT or self.flat_rows or self.one_row
+
+    @property
     def col_mask(self) -> str:
         """Which elements along the columns there are."""
-        return "mask" if self.kernel.form is Form.FLAT or self.flat_rows else "col_mask"
+        return "mask" if self.is_line else "col_mask"
 
     @property
     def block(self) -> str:
         """How many columns a program takes at a time."""
-        return "BLOCK" if self.kernel.form is Form.FLAT or self.flat_rows else "BLOCK_COLS"
+        return "BLOCK" if self.is_line else "BLOCK_COLS"
 
     @property
     def lanes(self) -> str:
@@ -91,6 +101,8 @@ class Place:
         elif form is Form.FLAT:
             writer.line(f"i = tl.program_id(0){wide} * BLOCK + tl.arange(0, BLOCK)")
             writer.line("mask = i < n")
+        elif self.one_row:
+            self._piece(f"tl.program_id(0){wide}", writer)
         elif form is Form.TILE:
             writer.line("col_blocks = tl.cdiv(cols, BLOCK_COLS)")
             writer.line(f"program = tl.program_id(0){wide}")
@@ -110,6 +122,14 @@ class Place:
                 writer.line(f"{self.col_mask} = col < cols")
         levels = Level.ROW if form is Form.ROWS and not self.kernel.config.resident else Level.TILE
         self.variables(levels, writer)
+
+    def _piece(self, program: str, writer: Writer) -> None:
+        """The row of a program, and its piece of that."""
+        writer.line("pieces = tl.cdiv(cols, BLOCK)")
+        writer.line(f"program = {program}")
+        writer.line("row = program // pieces")
+        writer.line("start = program % pieces * BLOCK")
+        writer.line("col = start + tl.arange(0, BLOCK)")
 
     def _rows(self, program: str, writer: Writer) -> None:
         """The row or rows of a program, and where several share them its part of the columns."""
