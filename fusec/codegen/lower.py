@@ -69,6 +69,7 @@ def lower(job: Job) -> Kernel:
     swept = sweeps.part if job.part else sweeps.statements
     body = swept() if rows else flat(values)
     lead = job.config.lead
+    start = None if lead is None else values.row_start(lead)
     return Kernel(
         name=values.names.user(f"{job.region.name}_{job.part}" if job.part else job.region.name),
         form=job.form,
@@ -81,7 +82,7 @@ def lower(job: Job) -> Kernel:
         kept=tuple((name, node.dtype.compute) for node, name in sweeps.kept.items()),
         blocks=tuple(values.blocks),
         ahead=_ahead(values, body) if job.config.prefetch and not rows else (),
-        start=None if lead is None else values.row_start(lead),
+        start=start,
         staged=tuple(values.staged.values()),
         divided=sweeps.divided,
         waits=job.config.overlap and job.part > 1,
@@ -136,7 +137,7 @@ def _sizes(values: Values) -> tuple[Size, ...]:
         main = ("rows", "cols", "chunk")
     elif job.region.columns:
         main = ("rows", "cols") if job.target.masks else ("rows", "cols", "share", "chunks")
-    elif job.form is Form.ROWS and job.target.masks and _of_one_row(job.config):
+    elif job.one_row or (job.form is Form.ROWS and job.target.masks and _of_one_row(job.config)):
         main = ("cols",)
     for name in main:
         values.size(name, name)

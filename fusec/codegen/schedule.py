@@ -236,7 +236,7 @@ def regrouped(accesses: tuple[Operand, ...], arrangement: Arrangement, placed: b
     sizes, even = (*arrangement.row_sizes, *arrangement.col_sizes), vector_of(accesses, arrangement)
     if arrangement.cols % even == 0 or arrangement.span >= WIDE_OFFSETS:
         return arrangement
-    if are_long_and_odd(accesses, arrangement):
+    if are_long_and_odd(accesses, arrangement):  # a program has a piece of one
         return arrangement
     for rows in range(len(sizes) - 2, 0, -1):
         if prod(sizes[rows:]) % even == 0 and prod(sizes[:rows]) >= LEAST_REGROUPED:
