@@ -22,6 +22,7 @@ from fusec.codegen.kernel import (
     Ref,
     Rescale,
     Stmt,
+    Store,
     SumBoth,
 )
 from fusec.codegen.names import Names
@@ -118,6 +119,11 @@ def cached(statements: list[Stmt], caching: Sequence[str], again: bool) -> list[
             statement = replace(statement, caching=alike)
         found.append(statement)
     return found
+
+
+def is_along(statement: Stmt) -> bool:
+    """Whether a statement is of values that vary along the columns."""
+    return isinstance(statement, (Let, Load, Store)) and Level.COL in statement.level
 
 
 def may_fetch(load: Load, full: Level, resident: bool) -> bool:

@@ -70,6 +70,8 @@ def _fits(config: Config, form: Form, rows: float, cols: float) -> bool:
     """Whether the tile may change so: a row that is held has to fill it, a flat index has none."""
     if form is Form.FLAT:
         return rows == 1.0 and (cols <= 1.0 or not config.two_rows)
+    if form is Form.TILE and config.apart:  # a program has a piece of one row
+        return rows == 1.0
     if form is Form.ROWS and config.resident:
         return cols == 1.0 and config.block_rows * rows >= 1
     if form is Form.ROWS and not config.lanes_along_rows:

@@ -52,7 +52,8 @@ class Config:
     edges: bool = False  # threads take the elements outside whole vectors of a row one by one
     across: tuple[int, ...] = ()  # operands whose whole vectors lie across those of memory
     full: int = 0  # vectors of a thread that are inside its row whatever the row; the others may be
-    # Whole tiles have code of their own, without masks: those of a looped row, or of a flat index.
+    # Whole tiles have code of their own, without masks: those of a looped row, of a flat index, or
+    # of a row of which an elementwise program takes a piece.
     apart: bool = False
     two_rows: bool = False  # a block of a flat index has elements of two rows at most
     narrow: tuple[int, ...] = ()  # operands that cannot be moved as whole vectors

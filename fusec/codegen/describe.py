@@ -65,13 +65,14 @@ def describe(kernel: Kernel) -> str:
         )
         for variable in kernel.variables:
             writer.line(f"index {variable.name} = {position_text(variable, '//')}")
-        if kernel.form is Form.FLAT and config.apart:
-            writer.line("all tiles but the last without masks")
+        apart = _apart_text(kernel)
+        if apart:
+            writer.line(apart)
         if kernel.divided and config.fold > 1:
             writer.line(f"{config.fold} columns, one behind the other in memory, taken as one")
         if kernel.waits:
             writer.line("begins while the kernel before it ends, and waits for it")
-        if config.lanes > 1 or config.vectors > 1:
+        if not apart and (config.lanes > 1 or config.vectors > 1):
             writer.line(
                 f"vectors of {config.lanes} lanes, {config.vectors} for each of {config.threads} "
                 f"threads"
@@ -82,6 +83,19 @@ def describe(kernel: Kernel) -> str:
             writer.line(turns)
         _body(kernel.body, writer)
     return writer.text()
+
+
+def _apart_text(kernel: Kernel) -> str:
+    """Which tiles of an elementwise kernel go without masks; empty if none does."""
+    if not kernel.config.apart or kernel.form is Form.ROWS:
+        return ""
+    if kernel.form is Form.FLAT:
+        return "all tiles but the last without masks"
+    text = "all tiles inside a row without masks"
+    if kernel.start is None:
+        return text
+    begin = kernel.start.buffer.removesuffix("_ptr")
+    return f"{text}, the first begins at a vector of {kernel.config.lanes} in {begin}"
 
 
 def turns_text(config: Config, kept: Sequence[str]) -> str:

@@ -80,3 +80,8 @@ class Job:
         if self.region.axes:
             return Form.ROWS
         return Form.TILE if self.layout.rows else Form.FLAT
+
+    @property
+    def one_row(self) -> bool:
+        """Whether an elementwise program takes a piece of one row, whose values are scalars."""
+        return self.form is Form.TILE and self.config.apart

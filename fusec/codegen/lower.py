@@ -15,7 +15,7 @@ from __future__ import annotations
 
 from textwrap import dedent
 
-from fusec.codegen.body import Body, fetch, may_fetch, recall
+from fusec.codegen.body import Body, fetch, is_along, may_fetch, recall
 from fusec.codegen.job import CPP, CUDA, TRITON, Job, Target
 from fusec.codegen.kernel import (
     Access,
@@ -69,6 +69,7 @@ def lower(job: Job) -> Kernel:
     swept = sweeps.part if job.part else sweeps.statements
     body = swept() if rows else flat(values)
     lead = job.config.lead
+    start = None if lead is None else values.row_start(lead)
     return Kernel(
         name=values.names.user(f"{job.region.name}_{job.part}" if job.part else job.region.name),
         form=job.form,
@@ -81,7 +82,7 @@ def lower(job: Job) -> Kernel:
         kept=tuple((name, node.dtype.compute) for node, name in sweeps.kept.items()),
         blocks=tuple(values.blocks),
         ahead=_ahead(values, body) if job.config.prefetch and not rows else (),
-        start=None if lead is None else values.row_start(lead),
+        start=start,
         staged=tuple(values.staged.values()),
         divided=sweeps.divided,
         waits=job.config.overlap and job.part > 1,
@@ -136,7 +137,7 @@ def _sizes(values: Values) -> tuple[Size, ...]:
         main = ("rows", "cols", "chunk")
     elif job.region.columns:
         main = ("rows", "cols") if job.target.masks else ("rows", "cols", "share", "chunks")
-    elif job.form is Form.ROWS and job.target.masks and _of_one_row(job.config):
+    elif job.one_row or (job.form is Form.ROWS and job.target.masks and _of_one_row(job.config)):
         main = ("cols",)
     for name in main:
         values.size(name, name)
@@ -180,16 +181,20 @@ def _header(values: Values) -> tuple[str, ...]:
 
 
 def _flat_body(values: Values) -> list[Stmt]:
-    body = Body()
     loads: list[Stmt] = []
     values.emit([n for n in values.nodes if n in values.reads or n.op.name == "input"], loads)
-    body.add("load", loads)
     computes: list[Stmt] = []
     values.emit(values.nodes, computes)
     stores: list[Stmt] = []
     values.store(values.job.region.roots, computes, stores)
-    body.add("compute", computes)
-    body.add("store", stores)
+    sections = {"load": loads, "compute": computes, "store": stores}
+    body = Body()
+    if values.job.one_row:
+        own = [s for statements in sections.values() for s in statements if not is_along(s)]
+        body.add("the row's own values", own)
+        sections = {title: list(filter(is_along, found)) for title, found in sections.items()}
+    for title, statements in sections.items():
+        body.add(title, statements)
     return body.statements
 
 

@@ -32,7 +32,8 @@ _FUSEC = """
 fusec i row col rows cols n mask row_mask col_mask
 BLOCK BLOCK_ROWS BLOCK_COLS LANES start count parts team several strip strip_end
 lane threads sweep program split part first last chunk share chunks splits SPLITS
-step stretch stretches FOLD row_start row_end col_start col_end piece piece_end ahead
+step stretch stretches FOLD row_start row_end col_start col_end piece piece_end pieces ahead
+border beyond
 """
 
 # What generated CUDA calls its own; the other languages leave these to the user.

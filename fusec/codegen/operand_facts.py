@@ -12,6 +12,7 @@ VECTOR_BYTES = 16  # of a load or store at its widest
 # From here on offsets are int64; blocks may overhang by less than 2**20.
 WIDE_OFFSETS = 2**31 - 2**20
 FULL_GRID = 2048  # programs that keep any present GPU busy
+ELEMENTS_PER_PROGRAM = 2048  # of 16 bits; half as many of 32
 SHORTEST_COLUMNS = 7  # of rows that a thread takes by itself
 
 
@@ -71,6 +72,19 @@ def fill_no_vector(arrangement: Arrangement) -> bool:
 def widest(accesses: tuple[Operand, ...]) -> int:
     """The bytes of an element of the widest operand."""
     return max((o.node.dtype.itemsize for o in accesses), default=4)
+
+
+def elements_of(accesses: tuple[Operand, ...], arrangement: Arrangement) -> int:
+    """How many elements a program takes at a time: what is read and written of each decides."""
+    whole = [o.node.dtype.itemsize for k, o in enumerate(accesses) if is_tile(k, arrangement)]
+    narrow = max(whole or [o.node.dtype.itemsize for o in accesses], default=4) <= 2
+    return ELEMENTS_PER_PROGRAM if narrow else ELEMENTS_PER_PROGRAM // 2
+
+
+def vector_of(accesses: tuple[Operand, ...], arrangement: Arrangement) -> int:
+    """Elements of which a vector of any operand that varies along all is made."""
+    full = (o.node.dtype.itemsize for k, o in enumerate(accesses) if is_tile(k, arrangement))
+    return VECTOR_BYTES // min(full, default=4)
 
 
 def cover(columns: int, least: int | None = None) -> int:

@@ -87,7 +87,15 @@ class Parameters:
         return self.variables[side, position].name
 
     def access(self, operand_position: int, name: str, written: bool) -> Access:
-        """The address of an operand's element: a term for each merged axis it spans."""
+        """The address of an operand's element: a term for each merged axis it spans, or one alone
+        where a program has an index that begins at a vector.
+        """
+        self.touched.add((name, written))
+        shifted = self.job.one_row and self.wide(operand_position)
+        terms = (Term("i", 1),) if shifted else self._terms(operand_position, name)
+        return Access(self.pointers[name, written].name, terms)
+
+    def _terms(self, operand_position: int, name: str) -> tuple[Term, ...]:
         layout = self.job.layout
         terms = []
         for axis, stride in enumerate(layout.strides[operand_position]):
@@ -106,8 +114,7 @@ class Parameters:
             elif isinstance(stride, str):
                 stride = self._step(stride)
             terms.append(Term(variable, stride))
-        self.touched.add((name, written))
-        return Access(self.pointers[name, written].name, tuple(terms))
+        return tuple(terms)
 
     def part(self, node: Node, written: bool) -> Access:
         """Where the programs that share a row leave their parts of a reduction."""
@@ -151,7 +158,8 @@ class Parameters:
         """The address at which an operand's row begins."""
         operand = self.job.accesses[operand_position]
         access = self.access(operand_position, operand.name, operand.kind == "root")
-        return Access(access.buffer, tuple(t for t in access.terms if t.variable != "col"))
+        terms = self._terms(operand_position, operand.name)
+        return Access(access.buffer, tuple(t for t in terms if t.variable != "col"))
 
     def mask(self, level: Level) -> Level:
         """The guards a load or store at ``level`` needs."""
@@ -161,6 +169,7 @@ class Parameters:
         guards = Level.UNIFORM
         if form is not Form.ROWS or not config.even:
             guards |= Level.COL
-        if form is Form.TILE or (config.block_rows > 1 and not config.turns):
+        several = config.block_rows > 1 and not config.turns
+        if several or (form is Form.TILE and not self.job.one_row):
             guards |= Level.ROW
         return level & guards

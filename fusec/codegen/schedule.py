@@ -15,11 +15,12 @@ from math import prod
 from fusec.codegen.kernel import Config, Form
 from fusec.codegen.layout import Arrangement, Operand, regroup
 from fusec.codegen.operand_facts import (
+    ELEMENTS_PER_PROGRAM,
     FULL_GRID,
     SMALLEST_BLOCK,
-    VECTOR_BYTES,
     WIDE_OFFSETS,
     cover,
+    elements_of,
     fill_no_vector,
     is_alike,
     is_of_rows,
@@ -27,6 +28,7 @@ from fusec.codegen.operand_facts import (
     is_turned,
     rows_contiguous,
     splits_of,
+    vector_of,
     widest,
 )
 from fusec.codegen.schedule_columns import (
@@ -38,6 +40,7 @@ from fusec.codegen.schedule_columns import (
     folded_columns,
     summed_columns,
 )
+from fusec.codegen.schedule_odd_rows import are_long_and_odd, of_one_row
 from fusec.codegen.schedule_turned import turned
 
 RESIDENT_BYTES = 128 * 1024  # registers a program may fill with the tiles of one row
@@ -75,7 +78,6 @@ FETCHING_WARPS, BYTES_PER_FETCHING_WARP = 8, 512
 SHORTEST_BLOCK = 2  # that a row fills, of which a program has many then
 SHORTEST_TILE = (512, 8)  # sums of the shortest rows: how many rows to a program, warps
 SQUARE = 64  # elements along each side of a tile of which an operand is transposed
-ELEMENTS_PER_PROGRAM = 2048  # of 16 bits; half as many of 32
 # Of rows that are made to begin at vectors: how many there are at least, how long they had better
 # be, and what a program takes of them.
 LEAST_REGROUPED, LONG_REGROUPED, REGROUPED_TILE = 16, 1024, (8, 256)
@@ -222,13 +224,6 @@ def _of_one(accesses: tuple[Operand, ...], arrangement: Arrangement) -> bool:
     return reads == 1 and len(tiles) == 1 and "root" not in tiles
 
 
-def _elements(accesses: tuple[Operand, ...], arrangement: Arrangement) -> int:
-    """How many elements a program takes at a time: what is read and written of each decides."""
-    whole = [o.node.dtype.itemsize for k, o in enumerate(accesses) if is_tile(k, arrangement)]
-    narrow = max(whole or [o.node.dtype.itemsize for o in accesses], default=4) <= 2
-    return ELEMENTS_PER_PROGRAM if narrow else ELEMENTS_PER_PROGRAM // 2
-
-
 def regrouped(accesses: tuple[Operand, ...], arrangement: Arrangement, placed: bool) -> Arrangement:
     """What an elementwise kernel of rows that begin between vectors takes as its rows, so that they
     begin at vectors: fewer axes, or several rows at a time, or nothing, which is a flat index.
@@ -238,8 +233,10 @@ def regrouped(accesses: tuple[Operand, ...], arrangement: Arrangement, placed: b
     where they share much of 16 bits and have no values of their own. ``placed``: as in
     :func:`choose_triton`.
     """
-    sizes, even = (*arrangement.row_sizes, *arrangement.col_sizes), _vector(accesses, arrangement)
+    sizes, even = (*arrangement.row_sizes, *arrangement.col_sizes), vector_of(accesses, arrangement)
     if arrangement.cols % even == 0 or arrangement.span >= WIDE_OFFSETS:
+        return arrangement
+    if are_long_and_odd(accesses, arrangement):  # a program has a piece of one
         return arrangement
     for rows in range(len(sizes) - 2, 0, -1):
         if prod(sizes[rows:]) % even == 0 and prod(sizes[:rows]) >= LEAST_REGROUPED:
@@ -254,12 +251,6 @@ def regrouped(accesses: tuple[Operand, ...], arrangement: Arrangement, placed: b
         if factor > 1:
             return regroup(arrangement, accesses, 1, factor) or arrangement
     return regroup(arrangement, accesses, 0) or arrangement
-
-
-def _vector(accesses: tuple[Operand, ...], arrangement: Arrangement) -> int:
-    """Elements of which a vector of any operand that varies along all is made."""
-    full = (o.node.dtype.itemsize for k, o in enumerate(accesses) if is_tile(k, arrangement))
-    return VECTOR_BYTES // min(full, default=4)
 
 
 def _factor(rows: int, cols: int, even: int) -> int:
@@ -278,8 +269,8 @@ def _flat(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -
     element by element, take a short piece of each. All programs but the last go without masks where
     those would end between vectors.
     """
-    elements = _elements(accesses, arrangement)
-    apart = arrangement.cols % _vector(accesses, arrangement) != 0
+    elements = elements_of(accesses, arrangement)
+    apart = arrangement.cols % vector_of(accesses, arrangement) != 0
     if arrangement.layout.flattened:
         elements //= 2
     two_rows = _has_two_rows(accesses, arrangement, elements)
@@ -309,12 +300,14 @@ def _tile(accesses: tuple[Operand, ...], arrangement: Arrangement, wide: bool) -
     """
     if arrangement.layout.flattened:
         return Config(*REGROUPED_TILE, warps=4, wide_index=wide)
+    if are_long_and_odd(accesses, arrangement):
+        return of_one_row(accesses, arrangement, wide)
     if any(strides and strides[-1] not in (0, 1) for strides in arrangement.layout.strides):
         rows = min(SQUARE, cover(arrangement.rows, 1))
         columns = min(SQUARE * SQUARE // rows, cover(arrangement.cols, 1))
         rows = SQUARE * SQUARE // columns if columns < SQUARE else rows
         return Config(rows, columns, warps=4, wide_index=wide)
-    elements = _elements(accesses, arrangement)
+    elements = elements_of(accesses, arrangement)
     if sum(is_of_rows(k, arrangement) for k in range(len(accesses))) > 1:
         elements *= 2
     columns = min(cover(arrangement.cols, SHORTEST_BLOCK), elements)

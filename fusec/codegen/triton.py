@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from fusec.codegen.body import is_along
 from fusec.codegen.kernel import (
     Access,
     Accumulate,
@@ -32,7 +33,7 @@ from fusec.codegen.kernel import (
 )
 from fusec.codegen.triton_dialect import Triton, number_text
 from fusec.codegen.triton_helpers import HELPERS, needed
-from fusec.codegen.triton_place import Place
+from fusec.codegen.triton_place import Place, terms_text
 from fusec.codegen.wrap import wrap
 from fusec.codegen.writer import Writer
 from fusec.ir.dtypes import F8E5M2, F64
@@ -83,6 +84,8 @@ class _Printer:
                 writer.line("_let_later_kernel_begin()")
             if self.kernel.columns:
                 self._block_of_rows(writer)
+            elif self.place.one_row:
+                self._pieces_apart(writer)
             elif self.kernel.form is Form.FLAT and self.kernel.config.apart:
                 self._blocks_apart(writer)
             else:
@@ -102,6 +105,18 @@ class _Printer:
         with writer.block("else:  # the last block"):
             writer.line("mask = i < n")
             self._statements(self.kernel.body, writer)
+
+    def _pieces_apart(self, writer: Writer) -> None:
+        """What the row has for itself, then the same work of pieces inside it and at its ends."""
+        body = self.kernel.body
+        first = next(k for k, statement in enumerate(body) if is_along(statement)) - 1
+        self._statements(body[:first], writer)
+        with writer.block(f"if {self.place.is_inside}:"):
+            replace(self, whole=True)._statements(body[first:], writer)
+        ends = "the end" if self.kernel.start is None else "the ends"
+        with writer.block(f"else:  # {ends} of the row"):
+            writer.line(f"mask = {self.place.inside}")
+            self._statements(body[first:], writer)
 
     def _block_of_rows(self, writer: Writer) -> None:
         """The rows of a program one after the other, and the sums over them."""
@@ -151,10 +166,8 @@ class _Printer:
         return f"tl.full({shape}, {number_text(value)}, tl.{value.dtype.triton})"
 
     def _address(self, access: Access) -> str:
-        parts = [access.buffer]
-        for term in access.terms:
-            parts.append(term.variable if term.stride == 1 else f"{term.variable} * {term.stride}")
-        return " + ".join(parts)
+        terms = terms_text(access)
+        return f"{access.buffer} + {terms}" if terms else access.buffer
 
     def _mask(self, mask: Level) -> list[str]:
         if self.whole:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fusec.codegen.expr import position_text
-from fusec.codegen.kernel import Combine, Form, Kernel, Level, Load, Stmt, Sweep
+from fusec.codegen.kernel import Access, Combine, Form, Kernel, Level, Load, Stmt, Sweep
 from fusec.codegen.uses import reads
 from fusec.codegen.writer import Writer
 
@@ -25,14 +25,24 @@ class Place:
         return self.kernel.form is Form.ROWS and self.kernel.config.block_rows == 1
 
     @property
+    def one_row(self) -> bool:
+        """Whether an elementwise program works on a piece of one row."""
+        return self.kernel.form is Form.TILE and self.kernel.config.apart
+
+    @property
+    def is_line(self) -> bool:
+        """Whether the elements of a program have one index, not one for each side of a tile."""
+        return self.kernel.form is Form.FLAT or self.flat_rows or self.one_row
+
+    @property
     def col_mask(self) -> str:
         """Which elements along the columns there are."""
-        return "mask" if self.kernel.form is Form.FLAT or self.flat_rows else "col_mask"
+        return "mask" if self.is_line else "col_mask"
 
     @property
     def block(self) -> str:
         """How many columns a program takes at a time."""
-        return "BLOCK" if self.kernel.form is Form.FLAT or self.flat_rows else "BLOCK_COLS"
+        return "BLOCK" if self.is_line else "BLOCK_COLS"
 
     @property
     def lanes(self) -> str:
@@ -83,6 +93,9 @@ class Place:
     def indices(self, writer: Writer) -> None:
         """The lines that say which elements a program has, but for those that a loop counts."""
         form, wide = self.kernel.form, ".to(tl.int64)" if self.kernel.config.wide_index else ""
+        if self.one_row:
+            self._piece(f"tl.program_id(0){wide}", writer)
+            return
         if form is Form.FLAT and (self.kernel.config.apart or self.kernel.config.two_rows):
             writer.line(f"start = tl.program_id(0){wide} * BLOCK")
             writer.line("i = start + tl.arange(0, BLOCK)")
@@ -110,6 +123,38 @@ class Place:
                 writer.line(f"{self.col_mask} = col < cols")
         levels = Level.ROW if form is Form.ROWS and not self.kernel.config.resident else Level.TILE
         self.variables(levels, writer)
+
+    def _piece(self, program: str, writer: Writer) -> None:
+        """The row of a program, and its piece of that, the first of which begins at a vector."""
+        vector, begin = self.kernel.config.lanes, self.kernel.start
+        length = "cols" if begin is None else f"cols + {vector - 1}"
+        writer.line(f"pieces = tl.cdiv({length}, BLOCK)")
+        writer.line(f"program = {program}")
+        writer.line("row = program // pieces")
+        self.variables(Level.ROW, writer)
+        if begin is None:
+            writer.line("start = program % pieces * BLOCK")
+            writer.line("col = start + tl.arange(0, BLOCK)")
+            return
+        writer.line(f"row_start = {terms_text(begin)}")
+        writer.line(
+            f"start = row_start // {vector} * {vector} + program % pieces * BLOCK  # at a vector"
+        )
+        writer.line("first = start - row_start")
+        writer.line("i = start + tl.arange(0, BLOCK)")
+        writer.line("col = first + tl.arange(0, BLOCK)")
+
+    @property
+    def is_inside(self) -> str:
+        """Whether all elements of a piece are in its row."""
+        if self.kernel.start is None:
+            return "start + BLOCK <= cols"
+        return "(first >= 0) & (first + BLOCK <= cols)"
+
+    @property
+    def inside(self) -> str:
+        """Which are."""
+        return "col < cols" if self.kernel.start is None else "(col >= 0) & (col < cols)"
 
     def _rows(self, program: str, writer: Writer) -> None:
         """The row or rows of a program, and where several share them its part of the columns."""
@@ -187,6 +232,12 @@ class Place:
         if not options:
             return f"start in range({first}, {last}, {step})"
         return f"start in tl.range({first}, {last}, {step}, {', '.join(options)})"
+
+
+def terms_text(access: Access) -> str:
+    """An address without its buffer."""
+    parts = (t.variable if t.stride == 1 else f"{t.variable} * {t.stride}" for t in access.terms)
+    return " + ".join(parts)
 
 
 def _reads_parts(statement: Stmt) -> bool:
