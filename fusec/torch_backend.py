@@ -8,11 +8,12 @@ registers it too. May import the API and everything below it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import cache
 from typing import TYPE_CHECKING, Any, cast
 
 from fusec import forks
-from fusec.api import BACKENDS, NUMERICS, CompiledFunction
-from fusec.errors import UnknownNameError, did_you_mean
+from fusec.api import BACKENDS, NUMERICS, CompiledFunction, compile
+from fusec.errors import FusecError, UnknownNameError, did_you_mean
 from fusec.frontend.model_masks import lay_out_masks
 from fusec.runtime.build_triton import Target, expect_kernels
 from fusec.runtime.choices import choose
@@ -47,7 +48,8 @@ def fusec(
     _expect_kernels()
     report = begin()
     lay_out_masks(graph)
-    ahead = Ahead(Choice(lambda formula: _shared(formula, backend), backend, numerics))
+    choice = Choice(lambda formula: _shared(formula, backend), backend, numerics, _copy)
+    ahead = Ahead(choice)
 
     def compiler(stage: str) -> Callable[..., Any]:
         return lambda module, inputs: compile_graph(module, stage, ahead.plan(module), report)
@@ -77,6 +79,22 @@ def _shared(formula: TracedFormula, backend: str) -> CompiledFunction:
         if len(_SHARED) >= _MANY:
             _SHARED.clear()
         return _SHARED.setdefault(key, CompiledFunction(formula, backend))
+
+
+def _copy(source: Any, target: Any) -> None:
+    """Copy a matrix into another, by a kernel of fusec's on a GPU."""
+    if source.is_cuda:
+        try:
+            _copier()(source, out=target)
+        except FusecError:  # what has no kernel, PyTorch can
+            target.copy_(source)
+    else:
+        target.copy_(source)
+
+
+@cache
+def _copier() -> CompiledFunction:
+    return compile("x", name="copy")
 
 
 def _expect_kernels(*_: object) -> None:

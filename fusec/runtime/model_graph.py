@@ -21,6 +21,7 @@ from fusec.frontend.model_regions import order
 from fusec.frontend.model_sums import sum_unshaped
 from fusec.frontend.model_trace import Model, ModelRegion
 from fusec.runtime.model_call import Calling, called
+from fusec.runtime.model_copies import Copy
 from fusec.runtime.model_memory import memory_of
 from fusec.runtime.model_operators import shorten
 from fusec.runtime.model_plan import Choice, Planned, build_soon, plan_region
@@ -38,6 +39,7 @@ class GraphPlan:
     graph: Any
     model: Model
     plans: dict[Any, Planned]  # by regions, and by forms that regions have
+    copy: Copy  # of what is laid out anew
 
     @property
     def output(self) -> Any:
@@ -55,7 +57,7 @@ def plan_graph(graph: Any, choice: Choice) -> GraphPlan:
     split_joined(graph)
     model = Model()
     plans: dict[Any, Planned] = {}
-    plan = GraphPlan(graph, model, plans)
+    plan = GraphPlan(graph, model, plans, choice.copy)
     nodes, output = [n for n in graph.nodes if n.op != "output"], plan.output
     settled = False
     while not settled:
@@ -88,7 +90,7 @@ def compile_graph(
     graph = _rewritten(plan, functions, kept, donated)
     if lean:
         pool_products(graph)
-    return boxed(module, graph)
+    return boxed(module, graph, plan.copy)
 
 
 def _key(region: ModelRegion) -> tuple[Any, ...]:
@@ -362,7 +364,7 @@ def _join(region: ModelRegion, known: dict[Any, Any]) -> None:
         known[whole].meta["val"] = whole.meta["val"]
 
 
-def boxed(module: Any, graph: Any) -> Callable[[list[Any]], Any]:
+def boxed(module: Any, graph: Any, copy: Copy) -> Callable[[list[Any]], Any]:
     """A graph as a function of one list, which it empties so that memory is given back early."""
     import torch.fx
 
@@ -378,7 +380,7 @@ def boxed(module: Any, graph: Any) -> Callable[[list[Any]], Any]:
             lines += [f"    {taken}= given"] if names else []
             return "\n".join([*lines, "    given.clear()"])
 
-    shorten(graph)
+    shorten(graph, copy)
     graph.set_codegen(Boxed())
     made = torch.fx.GraphModule(module, graph)
     forward: Any = made.forward

@@ -2,12 +2,16 @@
 
 An operator of ``torch.ops`` is found, checked and boxed in Python at each call, which takes as long
 as the operator itself where tensors are small. Where PyTorch has a function or a method that does
-nothing but call it, that is taken. May import the standard library only.
+nothing but call it, that is taken. May import ``frontend.model_calls`` and
+``runtime.model_copies``; torch inside functions.
 """
 
 from __future__ import annotations
 
 from typing import Any
+
+from fusec.frontend.model_calls import STAYS
+from fusec.runtime.model_copies import Copy, copy_by_torch, laid_out, with_margin
 
 # Functions of torch and methods of tensors, by the operator that each of them calls with the same
 # arguments in the same places. None makes a tensor of numbers: modes would change where.
@@ -33,8 +37,10 @@ _METHODS = {
 }
 
 
-def shorten(graph: Any) -> None:
-    """Let the nodes of a ``torch.fx`` graph over aten call operators the short way."""
+def shorten(graph: Any, copy: Copy = copy_by_torch) -> None:
+    """Let the nodes of a ``torch.fx`` graph over aten call operators the short way, and lay
+    matrices out anew with ``copy``.
+    """
     import torch
 
     for node in graph.nodes:
@@ -43,7 +49,9 @@ def shorten(graph: Any) -> None:
             continue
         name = f"{target._opname}.{target._overloadname}"
         if name == "constant_pad_nd.default" and _is_margin(node):
-            node.target = with_margin
+            node.target = with_margin(copy)
+        elif name == "clone.default" and STAYS in node.meta:
+            node.target = laid_out(copy)
         elif name == "slice.Tensor" and _is_narrow(node):
             value, begin = node.meta["val"], node.args[2] or 0
             length = value.shape[node.args[1]]
@@ -80,18 +88,3 @@ def _is_margin(node: Any) -> bool:
     known = "val" in matrix.meta and not node.kwargs and filled in ([], [0], [0.0])
     behind = len(pads) == 4 and pads[0] == pads[2] == 0 and all(n >= 0 for n in pads)
     return known and behind and value.dim() == 2 and value.is_contiguous()
-
-
-def with_margin(matrix: Any, pads: Any, *_: Any) -> Any:
-    """``constant_pad_nd`` of a matrix, which writes its zeros where no element goes only.
-
-    ``pads`` is ``[0, columns, 0, rows]``; the result is contiguous.
-    """
-    rows, columns = matrix.shape
-    made = matrix.new_empty((rows + pads[3], columns + pads[1]))
-    made[:rows, :columns].copy_(matrix)
-    if pads[1]:
-        made[:, columns:].zero_()
-    if pads[3]:
-        made[rows:].zero_()
-    return made

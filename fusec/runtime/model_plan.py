@@ -25,6 +25,7 @@ from fusec.passes.columns import CHUNKS
 from fusec.passes.fuse import Region
 from fusec.runtime.arguments import automatic_backend
 from fusec.runtime.launch import Given, output_plan, prepare
+from fusec.runtime.model_copies import Copy, copy_by_torch
 from fusec.runtime.model_region import agree
 from fusec.runtime.model_report import RegionReport
 from fusec.runtime.shapes import concrete
@@ -62,12 +63,13 @@ _SWEEPS = {
 @dataclass(frozen=True, slots=True)
 class Choice:
     """What kernels a model gets. ``make`` gives the callable for a formula; ``backend`` may be
-    ``auto``.
+    ``auto``; ``copy`` lays matrices out anew.
     """
 
     make: Callable[[TracedFormula], Any]
     backend: str
     numerics: Numerics
+    copy: Copy = copy_by_torch
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from torch.fx.experimental.proxy_tensor import make_fx
 
 from fusec.frontend import model_padded
 from fusec.frontend.model_padded import pad_products
-from fusec.runtime.model_operators import with_margin
+from fusec.runtime.model_copies import copy_by_torch, laid_out, with_margin
 
 ATEN = torch.ops.aten
 Graph = Any  # of torch.fx
@@ -202,7 +202,7 @@ def test_it_pays_where_much_is_multiplied(rows: int, inner: int, columns: int, p
 def test_zeros_behind_a_matrix(pads: list[int], transposed: bool) -> None:
     matrix = torch.randn(5, 13)
     matrix = matrix.t() if transposed else matrix
-    made = with_margin(matrix, pads)
+    made = with_margin(copy_by_torch)(matrix, pads)
     assert torch.equal(made, ATEN.constant_pad_nd(matrix, pads))
     assert made.is_contiguous()
 
@@ -250,3 +250,27 @@ def test_a_model_trains_as_eager_does(
             torch.testing.assert_close(own, other, rtol=2e-2, atol=2e-2)
             assert own.stride() == other.stride()
     assert len(seen) >= 3  # forward, and both of its gradients
+
+
+def test_a_matrix_is_laid_out_anew() -> None:
+    whole = torch.randn(6, 8)
+    made = laid_out(copy_by_torch)(whole[:, :5])
+    assert made.stride() == (5, 1)
+    assert torch.equal(made, whole[:, :5])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("columns", [5, 30522, 50257])
+def test_copies_by_a_kernel_write_nothing_else(columns: int) -> None:
+    """Into rows with room behind them, and out of such."""
+    from fusec.torch_backend import _copy
+
+    made = torch.Generator("cuda").manual_seed(0)
+    source = torch.randn(33, columns, device="cuda", generator=made).bfloat16()
+    padded = torch.full((33, columns + 7), torch.nan, device="cuda", dtype=torch.bfloat16)
+    _copy(source, padded[:, :columns])
+    assert torch.equal(padded[:, :columns], source)
+    assert padded[:, columns:].isnan().all()
+    back = torch.zeros_like(source)
+    _copy(padded[:, :columns], back)
+    assert torch.equal(back, source)
