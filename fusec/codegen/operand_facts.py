@@ -43,18 +43,21 @@ def rows_contiguous(arrangement: Arrangement) -> bool:
 
     Some operand steps by 1 there, and none that varies along both does along the columns.
     """
-    return _run_along_rows(arrangement) and not _run_along_columns(arrangement)
+    rows, strides = len(arrangement.layout.rows), arrangement.layout.strides
+    along_rows = rows > 0 and any(
+        s[rows - 1] == 1 and any(c != 0 for c in s[rows:]) for s in strides
+    )
+    return along_rows and not _run_along_columns(arrangement)
 
 
 def is_turned(arrangement: Arrangement) -> bool:
-    """Whether some operands that vary along both run along the rows, and some along the columns."""
-    return _run_along_rows(arrangement) and _run_along_columns(arrangement)
+    """Whether operands that vary along every axis run along the rows, and others along the columns.
 
-
-def _run_along_rows(arrangement: Arrangement) -> bool:
-    rows = len(arrangement.layout.rows)
-    strides = arrangement.layout.strides
-    return rows > 0 and any(s[rows - 1] == 1 and any(c != 0 for c in s[rows:]) for s in strides)
+    One that does not is read from a cache, whichever way it runs.
+    """
+    rows, strides = len(arrangement.layout.rows), arrangement.layout.strides
+    along_rows = rows > 0 and any(s[rows - 1] == 1 and all(s) for s in strides)
+    return along_rows and _run_along_columns(arrangement)
 
 
 def _run_along_columns(arrangement: Arrangement) -> bool:

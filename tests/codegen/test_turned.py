@@ -112,3 +112,18 @@ def test_a_turned_sum_is_shared_out_where_rows_are_few() -> None:
     few, many = (config_of("sum(x + y)", rows, 4096, F32).splits for rows in (1024, 1 << 17))
     assert few > 8
     assert many == 1
+
+
+def test_values_of_rows_in_a_batch_turn_nothing() -> None:
+    """Images and values for their channels, of each image: the sum over images and places runs
+    along the places.
+    """
+    images, channels = (4, 256, 1024), (4, 256, 1)
+    function = fusec.compile("sum(x * a + b, axis=(0, 2))")
+    arguments = [
+        Argument(BF16, images, (256 * 1024, 1024, 1)),
+        *[Argument(BF16, channels, (512, 1, 1))] * 2,
+    ]
+    special = function.specialization(arguments)
+    laid = lay_out_all(special, arguments, dict(special.sizes(arguments)), {}, "triton")[1]
+    assert laid[0].config.block_rows == 1
