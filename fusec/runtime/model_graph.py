@@ -13,6 +13,7 @@ from functools import cache
 from typing import Any
 
 from fusec.errors import FusecError
+from fusec.frontend.model_bias import split_biases
 from fusec.frontend.model_calls import COMPUTE, JOIN, LEFT, VIEW
 from fusec.frontend.model_joined import split_joined
 from fusec.frontend.model_order import leanest
@@ -52,6 +53,7 @@ def plan_graph(graph: Any, choice: Choice) -> GraphPlan:
 
     Nothing that fusec cannot do is an error: PyTorch does it.
     """
+    split_biases(graph)
     sum_unshaped(graph)
     pad_products(graph)
     split_joined(graph)
