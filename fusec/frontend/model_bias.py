@@ -1,8 +1,8 @@
 """Convolutions without their biases, which regions add beside what else they do.
 
-On a GPU PyTorch adds a bias to what a convolution has written, in a pass over memory of its own. The
-gradient stays with PyTorch: a region that gives another would compute that once more to add it up.
-May import ``model_alike``, ``model_calls``, ``model_nodes`` and ``trace_rows``; torch inside
+On a GPU PyTorch adds a bias to what a convolution has written, in a pass over memory of its own.
+The gradient stays with PyTorch: a region that gives another would compute that once more to add it
+up. May import ``model_alike``, ``model_calls``, ``model_nodes`` and ``trace_rows``; torch inside
 functions.
 """
 
