@@ -138,13 +138,15 @@ def split(views: Views, value: Traced, axis: int, lengths: tuple[Length, Length]
 
 
 def unsqueezed(value: Traced, axis: int) -> Traced:
-    """``value`` with a new axis of length 1 before ``axis``: a hidden one that stands there."""
+    """``value`` with a new axis of length 1 before ``axis``: a hidden one that stands there, the
+    nearest to the axis behind it or, at the end, to that before it, as they are put back in turns.
+    """
     before = [a for a in value.axes[:axis] if a is not None]
     behind = [a for a in value.axes[axis:] if a is not None]
     low = before[-1] if before else -len(value.node.shape) - 1
     high = behind[0] if behind else 0
     free = [a for a in value.hidden if low < a < high]
-    new = free[-1] if free else None
+    new = (free[-1] if behind else free[0]) if free else None
     axes = (*value.axes[:axis], new, *value.axes[axis:])
     lengths = (*value.lengths[:axis], 1, *value.lengths[axis:])
     return replace(value, axes=axes, lengths=lengths)
