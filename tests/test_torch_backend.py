@@ -217,14 +217,14 @@ def test_what_writes_keeps_its_place() -> None:
     assert torch.allclose(other, kept)
 
 
-def test_the_gradient_of_a_batch_norm_is_two_kernels() -> None:
+def test_the_gradient_of_a_batch_norm_is_one_region() -> None:
     """Sums over images and places, and what each element gets of them, in one shape."""
     model = nn.Sequential(nn.Conv2d(4, 6, 3), nn.BatchNorm2d(6), nn.ReLU())
     x = torch.randn(3, 4, 7, 5)
     own = copy.deepcopy(model)
     check_same(results(compiled(own), own, x), results(model, model, x))
     backward = fusec.last_report().graphs[1]
-    assert [r.kernels for r in backward.regions] == [2]
+    assert [r.operators for r in backward.regions] == [2]
     assert not any("batch_norm" in name for name, _ in backward.left)
 
 
