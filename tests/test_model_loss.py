@@ -16,7 +16,9 @@ import fusec.torch_backend
 from fusec.ir.dtypes import by_name
 from fusec.ir.node import Node
 from fusec.ir.ops import Kind
+from fusec.runtime import model_plan
 from fusec.runtime.specialize import Argument
+from tests.models import check_same, results
 
 BACKEND = fusec.torch_backend.fusec
 CLASSES = 40
@@ -171,3 +173,23 @@ def test_a_head_with_a_bias_whose_result_is_reshaped(behind: Any) -> None:
         found.append([loss, *torch.autograd.grad(loss, [moving, *head.parameters()])])
     for own, other in zip(found[1], found[0], strict=True):
         torch.testing.assert_close(own, other)
+
+
+@pytest.mark.parametrize("width", [13, 16])
+def test_sums_of_gradients_in_odd_rows_are_taken_of_what_is_written(
+    width: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where they are large and kernels are Triton's; even rows are added up on the way."""
+    monkeypatch.setattr(model_plan, "_LARGE", 0)
+    model = nn.Linear(16, width)
+    x, z = torch.randn(600, 16), torch.randn(600, width)
+
+    def function(x: torch.Tensor, z: torch.Tensor) -> torch.Tensor:
+        return (model(x) * z).tanh() * z
+
+    own = results(
+        torch.compile(function, backend="fusec", options={"backend": "triton"}), model, x, z
+    )
+    check_same(own, results(function, model, x, z))
+    left = {name for name, reason in fusec.last_report().graphs[1].left if "quicker" in reason}
+    assert left == ({"sum"} if width % 4 else set())

@@ -131,12 +131,19 @@ def _settle(
 def _leave_sums(model: Model, region: ModelRegion) -> bool:
     """Let PyTorch add up what a region gives, if there is anything else in it."""
     known = [model.operations.by_node[n] for n in region.nodes]
-    ends = [o for o in known if o.name == "sum" and not {*o.node.users} & {*region.nodes}]
+    ends = [o for o in known if o.name == "sum" and _ends(model, region, o.node)]
     if not ends or region.operators <= len(ends):
         return False
     for operation in ends:
-        operation.leave("what it adds up would be computed again")
+        operation.leave("what it adds up is quicker to compute without")
     return True
+
+
+def _ends(model: Model, region: ModelRegion, node: Any) -> bool:
+    """Whether a region computes nothing of what a node gives."""
+    inside = [user for user in node.users if user in region.nodes]
+    views = all(model.operations.by_node[user].kind == VIEW for user in inside)
+    return views and all(_ends(model, region, user) for user in inside)
 
 
 def _function(

@@ -15,14 +15,13 @@ from math import prod
 from typing import TYPE_CHECKING, Any
 
 from fusec.codegen.in_place import may_overwrite
-from fusec.codegen.layout import Operand
+from fusec.codegen.operand_facts import VECTOR_BYTES
 from fusec.frontend.model_calls import COMPUTE
 from fusec.frontend.model_nodes import hint
 from fusec.frontend.model_trace import Model, ModelRegion
 from fusec.ir.dtypes import by_torch_name
 from fusec.ir.node import Dim, Node
 from fusec.passes.columns import CHUNKS
-from fusec.passes.fuse import Region
 from fusec.runtime.arguments import automatic_backend
 from fusec.runtime.launch import Given, output_plan, prepare
 from fusec.runtime.model_copies import Copy, copy_by_torch
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from fusec.passes.simplify import Numerics
 
 _NAMED = 3  # operators in the name of a kernel
+_LARGE = 1 << 24  # bytes, for which one more kernel pays
 # How often PyTorch reads the inputs of an operator, where it is more than once: gradients of
 # weights are a sweep of their own, and so are statistics.
 _SWEEPS = {
@@ -127,7 +127,7 @@ def plan_region(model: Model, region: ModelRegion, choice: Choice) -> Planned:
         prepare(special, arguments, backend, device, even, outs, automatic=automatic)
 
     report = RegionReport(name, region.operators, kernels, eager, fused)
-    again = any(_computes_again(one.region, one.accesses) for one in laid)
+    again = any(_had_better_wait(one) for one in laid)
     over: tuple[tuple[int, int], ...] = ()
     known = all(is_known(values[n]) for n in (*region.inputs, *region.results))
     if known and not given and len({one.backend for one in laid}) == 1:
@@ -179,13 +179,24 @@ def _alike(operand: Any, result: Any) -> bool:
     return bool(alike and operand.dtype is result.dtype)
 
 
-def _computes_again(region: Region, accesses: Sequence[Operand]) -> bool:
-    """Whether a kernel reads several tensors for sums over rows alone."""
+def _had_better_wait(one: LaidOut) -> bool:
+    """Whether a kernel of sums over rows had better be left out, and the sums be taken of what
+    another writes: where it computes that again, or writes it, on a GPU, in rows that begin between
+    wide loads. 4096 x 30522 gradients of bfloat16 with their sum take 384 µs on an H200; 199
+    without, and 85 for the sum by itself.
+    """
+    region, accesses = one.region, one.accesses
+    if region.kind != "column reduction" or CHUNKS in region.space:
+        return False
     whole = [a for a in accesses if a.node.shape == region.space]
     read = [a for a in whole if a.kind != "root"]
-    stored = len(whole) > len(read)
-    columns = region.kind == "column reduction" and CHUNKS not in region.space
-    return columns and not stored and len(read) > 1
+    if len(read) < 2:
+        return False
+    if len(read) == len(whole):
+        return True
+    row = one.arrangement.rows * min(a.node.dtype.itemsize for a in whole)
+    large = row * one.arrangement.cols >= _LARGE
+    return one.backend != "cpp" and large and row % VECTOR_BYTES != 0
 
 
 def build_soon(planned: Planned) -> None:
