@@ -24,7 +24,7 @@ from fusec.frontend.model_trace import Model, ModelRegion
 from fusec.runtime.model_call import Calling, called
 from fusec.runtime.model_copies import Copy
 from fusec.runtime.model_memory import memory_of
-from fusec.runtime.model_operators import shorten
+from fusec.runtime.model_operators import boxed
 from fusec.runtime.model_plan import Choice, Planned, build_soon, plan_region
 from fusec.runtime.model_products import is_all_pooled, pool_products
 from fusec.runtime.model_region import Joint, RegionFunction, Targets
@@ -371,32 +371,3 @@ def _join(region: ModelRegion, known: dict[Any, Any]) -> None:
     for whole, joint in _joints(region):
         known[whole] = known[region.results[joint.first]]
         known[whole].meta["val"] = whole.meta["val"]
-
-
-def boxed(module: Any, graph: Any, copy: Copy) -> Callable[[list[Any]], Any]:
-    """A graph as a function of one list, which it empties so that memory is given back early."""
-    import torch.fx
-
-    class Boxed(torch.fx.graph.CodeGen):
-        """Takes the arguments out of a list."""
-
-        def gen_fn_def(
-            self, free_vars: list[str], maybe_return_annotation: str, **options: Any
-        ) -> str:
-            names = [v.split(":")[0].split("=")[0].strip() for v in free_vars if v != "self"]
-            taken = "".join(f"{n}, " for n in names)
-            lines = [f"def {self._func_name}(self, given):"]
-            lines += [f"    {taken}= given"] if names else []
-            return "\n".join([*lines, "    given.clear()"])
-
-    shorten(graph, copy)
-    graph.set_codegen(Boxed())
-    made = torch.fx.GraphModule(module, graph)
-    forward: Any = made.forward
-
-    def run(given: list[Any]) -> Any:
-        return forward(given)
-
-    marked: Any = run
-    marked._boxed_call = True
-    return run

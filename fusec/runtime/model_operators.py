@@ -1,4 +1,4 @@
-"""PyTorch's own operators in a model's graph, by the shortest way to call them.
+"""A model's graph as a function, with PyTorch's own operators by the shortest way to call them.
 
 An operator of ``torch.ops`` is found, checked and boxed in Python at each call, which takes as long
 as the operator itself where tensors are small. Where PyTorch has a function or a method that does
@@ -8,6 +8,7 @@ nothing but call it, that is taken. May import ``frontend.model_calls`` and
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from fusec.frontend.model_calls import STAYS
@@ -63,6 +64,35 @@ def shorten(graph: Any, copy: Copy = copy_by_torch) -> None:
             node.target = getattr(torch, _FUNCTIONS[name])
         elif name in _METHODS and node.args and "implicit" not in node.kwargs:
             node.op, node.target = "call_method", _METHODS[name]
+
+
+def boxed(module: Any, graph: Any, copy: Copy) -> Callable[[list[Any]], Any]:
+    """A graph as a function of one list, which it empties so that memory is given back early."""
+    import torch.fx
+
+    class Boxed(torch.fx.graph.CodeGen):
+        """Takes the arguments out of a list."""
+
+        def gen_fn_def(
+            self, free_vars: list[str], maybe_return_annotation: str, **options: Any
+        ) -> str:
+            names = [v.split(":")[0].split("=")[0].strip() for v in free_vars if v != "self"]
+            taken = "".join(f"{n}, " for n in names)
+            lines = [f"def {self._func_name}(self, given):"]
+            lines += [f"    {taken}= given"] if names else []
+            return "\n".join([*lines, "    given.clear()"])
+
+    shorten(graph, copy)
+    graph.set_codegen(Boxed())
+    made = torch.fx.GraphModule(module, graph)
+    forward: Any = made.forward
+
+    def run(given: list[Any]) -> Any:
+        return forward(given)
+
+    marked: Any = run
+    marked._boxed_call = True
+    return run
 
 
 def _is_narrow(node: Any) -> bool:
