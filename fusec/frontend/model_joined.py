@@ -76,7 +76,10 @@ class _Split:
                 continue
             found = self._start(node)
             if found is not None:
-                self.starts.add(node)
+                whole = self._lengthened(node, found)
+                found = whole or found
+                if whole is None:
+                    self.starts.add(node)
             elif any(n in self.parts for n in node.all_input_nodes):
                 found = self._spread(node)
             if found is not None:
@@ -115,6 +118,33 @@ class _Split:
         end = begin + own
         found = {(0, begin): None, (begin, end): grad, (end, length): None}
         return Parts(axis, {slot: n for slot, n in found.items() if slot[0] < slot[1]})
+
+    def _lengthened(self, node: Any, own: Parts) -> Parts | None:
+        """The parts of a concatenation of what is computed in parts and of other tensors, which are
+        copied beside them, as what a rotary embedding turns and what it leaves. None for others.
+        """
+        import torch
+
+        if None in own.pieces.values():
+            return None
+        if not any(self._is_alone(n, own.axis) for n in own.pieces.values()):
+            return None
+        pieces: dict[Slot, Any] = {}
+        with self.graph.inserting_before(node):
+            for (begin, end), piece in own.pieces.items():
+                if self._is_alone(piece, own.axis):
+                    inner = self.parts[piece].pieces.items()
+                    pieces |= {(begin + low, begin + high): p for (low, high), p in inner}
+                else:
+                    pieces[begin, end] = self._make(torch.ops.aten.clone.default, (piece,), {})
+        return Parts(own.axis, pieces)
+
+    def _is_alone(self, node: Any, axis: int) -> bool:
+        """Whether a tensor is computed in parts along an axis, for one reader."""
+        own = self.parts.get(node)
+        if own is None or node in self.starts or own.axis != axis:
+            return False
+        return len(node.users) == 1 and None not in own.pieces.values()
 
     def _spread(self, node: Any) -> Parts | None:
         """The parts of what an operator makes of parts; None where it needs the whole."""

@@ -14,6 +14,7 @@ from fusec.errors import FusecError
 from fusec.frontend.model_alike import is_tensor, region_form
 from fusec.frontend.model_calls import (
     COMPUTE,
+    JOIN,
     LEFT,
     RESHAPES,
     SOURCE,
@@ -138,6 +139,8 @@ class Model:
             for n in nodes
             if known[n].kind == LEFT and len(n.users) > 1
         ]
+        # What is put together is written by one region, or would be copied.
+        shared += [[place[p] for p in n.args[0]] for n in nodes if JOIN in n.meta]
         found = regions(fused, reads, after, shared)
         trimmed = ([nodes[k] for k in region] for region in found)
         return [r for r in map(self._trimmed, trimmed) if r]

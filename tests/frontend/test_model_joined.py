@@ -57,6 +57,22 @@ def partly(q: Any, cos: Any, sin: Any) -> Any:
     return torch.cat((turned * cos + rotate_half(turned) * sin, rest), -1) * 2
 
 
+def longer(q: Any, cos: Any, sin: Any) -> Any:
+    """The same, put together by nothing but the concatenation, before a product."""
+    heads = q.view(*q.shape[:2], 2, -1).transpose(1, 2)
+    turned, rest = heads[..., : cos.shape[-1]], heads[..., cos.shape[-1] :]
+    heads = torch.cat((turned * cos + rotate_half(turned) * sin, rest), -1)
+    return heads @ heads.transpose(-1, -2)
+
+
+def nested(x: Any, y: Any) -> Any:
+    """Concatenations of concatenations, with a tensor in front, behind, and read elsewhere."""
+    inner = torch.cat((x, -y), 1).exp()
+    outer = torch.cat((y, inner, x), 1)
+    other = torch.cat((x, y), 1).sin()
+    return outer.cumsum(1), torch.cat((other, y), 1).cumsum(0), other.cumsum(0)
+
+
 def uneven(x: Any, y: Any) -> Any:
     return F.silu(torch.cat((x * 2, y + 1, x.exp()), 1)) * 3
 
@@ -100,6 +116,8 @@ CASES: dict[str, tuple[Function, list[torch.Tensor]]] = {
     "layers": (layers, [rows_of(2, 5, 24), rows_of(2, 5, 24), rows_of(5, 8), rows_of(5, 8)]),
     "angles": (angles, [rows_of(2, 3, 5, 8), rows_of(5, 4)]),
     "partly": (partly, [rows_of(2, 5, 11), rows_of(5, 4), rows_of(5, 4)]),
+    "longer": (longer, [rows_of(2, 5, 22), rows_of(5, 4), rows_of(5, 4)]),
+    "nested": (nested, [rows_of(3, 4), rows_of(3, 2)]),
     "uneven": (uneven, [rows_of(3, 4), rows_of(3, 7)]),
     "slices": (slices, [rows_of(3, 4)]),
     "beside": (beside, [rows_of(3, 4), rows_of(3, 2)]),
@@ -220,3 +238,12 @@ def test_join_lays_out_as_it_is_told(strides: tuple[int, int]) -> None:
     made = join((one, other), 0, strides)
     assert made.stride() == strides
     assert torch.equal(made, torch.cat((one, other)))
+
+
+def test_what_is_turned_and_what_is_left_are_written_by_one_region() -> None:
+    """The heads of a GPT-NeoX, of which some numbers are turned."""
+    inputs = [t.float() for t in CASES["longer"][1]]
+    torch.testing.assert_close(torch.compile(longer, backend="fusec")(*inputs), longer(*inputs))
+    (graph,) = fusec.last_report().graphs
+    assert len(graph.regions) == 1
+    assert "cat" not in {name for name, _ in graph.left}
