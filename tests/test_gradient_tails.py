@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
@@ -53,3 +54,50 @@ def test_exponentials_keep_their_digits_below_0(
         first, second = derivatives(fused, x.to(dtype))
         check(first, power)
         check(second, power / divisor)
+
+
+def sinc_derivatives(x: Tensor) -> list[Tensor]:
+    """Of sin(u) / u, times powers of pi, by the series where that is short and by sin and cos."""
+    u = x.double() * math.pi
+    series = [torch.zeros_like(u), torch.zeros_like(u)]
+    for k in range(1, 12):
+        term = (-1) ** k * 2 * k / math.factorial(2 * k + 1)
+        series[0] += term * u ** (2 * k - 1)
+        series[1] += term * (2 * k - 1) * u ** (2 * k - 2)
+    first = (u.cos() - u.sin() / u) / u
+    second = -u.sin() / u - 2 * first / u
+    near = u.abs() < 1
+    return [
+        torch.where(near, s, f) * math.pi**k
+        for k, (s, f) in enumerate(zip(series, (first, second), strict=True), 1)
+    ]
+
+
+@on_both
+@TYPES
+def test_sinc_near_0_and_far_from_it(dtype: torch.dtype, backend: str) -> None:
+    points = [0.0, 1e-42, 1e-30, -1e-6, 1e-4, 1e-2, 0.125, 0.25, 0.3125, 0.34375, 0.5, 1.0, -2.0]
+    x = torch.tensor(points).to(dtype)
+    for function in ("sinc(x)", lambda x: torch.sinc(x)):
+        fused = fusec.compile(function, backend=backend)
+        for got, want in zip(derivatives(fused, x), sinc_derivatives(x), strict=True):
+            least = torch.finfo(dtype).smallest_normal  # below it there are fewer digits
+            torch.testing.assert_close(
+                got.double(), want, rtol=16 * torch.finfo(dtype).eps, atol=least
+            )
+        far = derivatives(fused, torch.tensor([1e20, -1e20]).to(dtype))
+        assert max(f.abs().max() for f in far) < 1e-18
+
+
+@on_both
+@TYPES
+def test_logit_at_its_ends_and_outside(dtype: torch.dtype, backend: str) -> None:
+    points = [0.0, -0.0, 1.0, -0.5, 1.5, 0.25, 0.75, 1e-30, math.nan]
+    x = torch.tensor(points).to(dtype)
+    for function in ("logit(x)", lambda x: torch.logit(x)):
+        first, second = derivatives(fusec.compile(function, backend=backend), x)
+        (want, _) = derivatives(torch.logit, x)
+        torch.testing.assert_close(first, want, rtol=0, atol=2 * want[5].item()
+                                   * torch.finfo(dtype).eps, equal_nan=True)  # fmt: skip
+        inside = x[5:7].double()
+        check(second[5:7], (2 * inside - 1) / (inside * (1 - inside)) ** 2)
