@@ -98,6 +98,16 @@ def requiring_grad(graph: Graph, wrt: Iterable[str], steps: bool = False) -> set
     return {node for node in found if node.dtype.is_float}
 
 
+def own_uses(node: Node) -> set[Node]:
+    """What the derivative of ``node`` by itself is made of."""
+    if node.op.derivative is None:
+        return set()
+    given = Expression(make("input", (), node.type, name="", unsqueezed=0, scalar=False))
+    parts: list[Gradient | None] = [part for _, part in _composite(node, given) or ()]
+    values = [_value(part).node for part in parts or _derivative(node, given) if part is not None]
+    return set(toposort(values))
+
+
 def _behind(graph: Graph, wrt: Iterable[str], passes: Callable[[Node], bool]) -> set[Node]:
     """The floats that depend on one of the inputs ``wrt`` through floats that ``passes`` takes."""
     names = frozenset(wrt)
