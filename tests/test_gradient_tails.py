@@ -101,3 +101,25 @@ def test_logit_at_its_ends_and_outside(dtype: torch.dtype, backend: str) -> None
                                    * torch.finfo(dtype).eps, equal_nan=True)  # fmt: skip
         inside = x[5:7].double()
         check(second[5:7], (2 * inside - 1) / (inside * (1 - inside)) ** 2)
+
+
+# The second derivative is that of the sigmoid, times a sign; PyTorch stops `softplus` at 20.
+LOGISTIC: dict[str, tuple[float, Callable[[Tensor], Tensor], list[float]]] = {
+    "logsigmoid(x)": (-1.0, lambda x: F.logsigmoid(x), [-87.0, -30.0, 30.0, 87.0]),
+    "softplus(x)": (1.0, lambda x: F.softplus(x), [-87.0, -30.0]),
+    "log1p(exp(x))": (1.0, lambda x: torch.log1p(torch.exp(x)), [-87.0, -30.0, 30.0, 80.0]),
+}
+
+
+@on_both
+@TYPES
+@pytest.mark.parametrize("text", LOGISTIC)
+def test_second_derivatives_of_logarithms_of_sigmoids(
+    text: str, dtype: torch.dtype, backend: str
+) -> None:
+    sign, function, far = LOGISTIC[text]
+    x = torch.tensor([*far, -17.0, -1.0, 0.0, 3.0, 17.0, 19.0]).to(dtype)
+    for fused in (fusec.compile(text, backend=backend), fusec.compile(function, backend=backend)):
+        first, second = derivatives(fused, x)
+        check(first, torch.sigmoid(sign * x.double()))
+        check(second, sign * torch.sigmoid(x.double()) * torch.sigmoid(-x.double()))

@@ -140,7 +140,7 @@ _ROWS: tuple[Derived, ...] = (
             # abs has no second derivative at 0, and log1p(exp(-x)) none below -88.
             """gradient_as(
                 minimum(x, 0) - log1p(exp(-abs(x))),
-                where(x < -40, x, -log1p(exp(-where(x < -40, 0, x)))))""",
+                where(x < -88, x, -log1p(exp(-where(x < -88, 0, x)))))""",
             "F.logsigmoid", widens=True),
     # NaN outside 0 and 1, and infinite slopes at these, in every derivative.
     Derived("logit", "x", "inverse of sigmoid", """
