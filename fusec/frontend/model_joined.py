@@ -76,9 +76,9 @@ class _Split:
                 continue
             found = self._start(node)
             if found is not None:
-                whole = self._lengthened(node, found)
-                found = whole or found
-                if whole is None:
+                longer = self._lengthened(node, found)
+                found = longer or found
+                if longer is None:
                     self.starts.add(node)
             elif any(n in self.parts for n in node.all_input_nodes):
                 found = self._spread(node)

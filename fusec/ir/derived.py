@@ -13,7 +13,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, reduce
+from math import factorial
 from types import MappingProxyType
 
 
@@ -79,6 +80,13 @@ _SPREAD = "x, *, axis=-1, correction=1"  # var and std: the divisor is n - corre
 _KINK = """gradient_as(
     where(x <= 0, {below}, {above}), where(x < 0, {below}, where(x == 0, {at}, {above})))"""
 
+# sin(u) / u in powers of v = u^2; what is left out is below 1e-22 for u up to 1.
+_SINC = reduce(
+    lambda rest, k: f"({(-1) ** k / factorial(2 * k + 1)!r} + v * {rest})",
+    range(9, -1, -1),
+    repr(1 / factorial(21)),
+)
+
 _ROWS: tuple[Derived, ...] = (
     # Activations.
     Derived("sigmoid", "x", "logistic function", "1 / (1 + exp(-x))", "sigmoid", widens=True),
@@ -132,9 +140,12 @@ _ROWS: tuple[Derived, ...] = (
             # abs has no second derivative at 0, and log1p(exp(-x)) none below -88.
             """gradient_as(
                 minimum(x, 0) - log1p(exp(-abs(x))),
-                where(x < -40, x, -log1p(exp(-where(x < -40, 0, x)))))""",
+                where(x < -88, x, -log1p(exp(-where(x < -88, 0, x)))))""",
             "F.logsigmoid", widens=True),
-    Derived("logit", "x", "inverse of sigmoid", "log(x / (1 - x))", "logit", widens=True),
+    # NaN outside 0 and 1, and infinite slopes at these, in every derivative.
+    Derived("logit", "x", "inverse of sigmoid", """
+        gradient_as(log(x / (1 - x)), where(x < 0 or x > 1, nan * x, log(x) - log1p(-x)))""",
+            "logit", widens=True),
     Derived("swiglu", "a, b", "silu(a) b", "silu(a) * b"),
     Derived("geglu", "a, b", "gelu(a) b", "gelu(a) * b"),
     # Elementwise helpers.
@@ -164,8 +175,14 @@ _ROWS: tuple[Derived, ...] = (
         ratio = minimum(abs(a), abs(b)) / big
         length = where(big == 0, big, big * sqrt(1 + ratio * ratio))
         where(isinf(a) or isinf(b), inf, length)""", "hypot"),
-    Derived("sinc", "x", "sin(pi x) / (pi x); 1 at 0",
-            "where(x == 0, 1, sin(pi * x) / (pi * x))", "sinc"),
+    # Near 0 its derivatives are those of its series, whose terms do not cancel.
+    Derived("sinc", "x", "sin(pi x) / (pi x); 1 at 0", f"""
+        u = pi * x
+        near = abs(u) < 1
+        v = where(near, u * u, 0)
+        far = where(near, 1, u)
+        gradient_as(where(x == 0, 1, sin(u) / u), {_SINC} + where(near, 0, sin(far) / far))""",
+            "sinc"),
     Derived("xlogy", "a, b", "a log(b); 0 where a is 0 and b is not NaN",
             """
         product = a * log(b)

@@ -401,7 +401,7 @@ _ROWS: tuple[Op, ...] = (
     _unary("exp2", "2 to the power x", triton=_libdevice("exp2", "tl.exp2"),
            derivative=lambda o, g, y, x: (g * (y * math.log(2)),)),
     _unary("expm1", "exp(x) - 1, accurate near 0", triton=_libdevice("expm1"),
-           derivative=lambda o, g, y, x: (g * (y + 1),)),
+           derivative=lambda o, g, y, x: (g * o.exp(x),)),  # y + 1 cancels
     _unary("log", "natural logarithm", triton=_libdevice("log", "_log"), sympy="log",
            cuda=_cuda("log", "quick_log"),
            domain=(0.1, 8.0),

@@ -22,16 +22,39 @@ _MOST_TERMS = 64  # that the sum of a gradient is split into, and factors of eac
 
 
 def gate(node: Node, g: Expression) -> Parts | None:
-    """``a / (1 + exp(u))``: the sigmoid of ``-u`` times ``a``. Finite where ``exp`` overflows."""
-    if node.op.name != "div" or node.args[1].op.name != "add":
+    """``a / (1 + exp(u))``: the sigmoid of ``-u`` times ``a``. Finite where ``exp`` overflows.
+
+    Times ``exp(u)`` it is the sigmoid of ``u`` times ``a``, as the gradient of ``log1p(exp(u))``
+    has it: the derivatives of its two factors cancel where ``exp`` is large.
+    """
+    if node.op.name == "mul":
+        return _odds(node, g)
+    e = _exponential(node)
+    if e is None:
         return None
     a, below = node.args
-    one, e = below.args if _is_one(below.args[0]) else below.args[::-1]
-    if not _is_one(one) or e.op.name != "exp":
-        return None
     y = Expression(node)
     s = y if _is_one(a) else 1 / Expression(below)
     return [(a, g * s), (e.args[0], -(g * (y * (1 - s))))]
+
+
+def _odds(node: Node, g: Expression) -> Parts | None:
+    """``a / (1 + exp(u)) * exp(u)``."""
+    for quotient, e in (node.args, node.args[::-1]):
+        if e.op.name == "exp" and _exponential(quotient) is e:
+            a, below = quotient.args
+            s = 1 / Expression(below)
+            return [(a, g * (s * Expression(e))), (e.args[0], g * (Expression(node) * s))]
+    return None
+
+
+def _exponential(node: Node) -> Node | None:
+    """``exp(u)``, if ``node`` is something divided by one more than that."""
+    if node.op.name != "div" or node.args[1].op.name != "add":
+        return None
+    first, second = node.args[1].args
+    one, e = (first, second) if _is_one(first) else (second, first)
+    return e if _is_one(one) and e.op.name == "exp" else None
 
 
 def of_rows(node: Node, g: Expression) -> Parts | None:

@@ -21,7 +21,7 @@ input grad_y : f32[n]
 %3 = mul %0, %2 : f32[n]
 return grad_x = %3
 
-May import ``fusec.ir``, ``passes/expressions.py`` and ``passes/composites.py``.
+May import ``fusec.ir`` and, of the passes, ``composites``, ``empty`` and ``expressions``.
 """
 
 from __future__ import annotations
@@ -35,6 +35,7 @@ from fusec.ir.graph import Graph, InputSpec, Output, SideTable
 from fusec.ir.node import Node, Shape, TensorType, make, toposort
 from fusec.ir.ops import Kind
 from fusec.passes.composites import gate, of_rows, sum_over
+from fusec.passes.empty import Emptiness
 from fusec.passes.expressions import Expression, Masked, Words
 
 Gradient: TypeAlias = "Expression | Masked"
@@ -97,6 +98,16 @@ def requiring_grad(graph: Graph, wrt: Iterable[str], steps: bool = False) -> set
     return {node for node in found if node.dtype.is_float}
 
 
+def own_uses(node: Node) -> set[Node]:
+    """What the derivative of ``node`` by itself is made of."""
+    if node.op.derivative is None:
+        return set()
+    given = Expression(make("input", (), node.type, name="", unsqueezed=0, scalar=False))
+    parts: list[Gradient | None] = [part for _, part in _composite(node, given) or ()]
+    values = [_value(part).node for part in parts or _derivative(node, given) if part is not None]
+    return set(toposort(values))
+
+
 def _behind(graph: Graph, wrt: Iterable[str], passes: Callable[[Node], bool]) -> set[Node]:
     """The floats that depend on one of the inputs ``wrt`` through floats that ``passes`` takes."""
     names = frozenset(wrt)
@@ -129,6 +140,7 @@ class _Tape:
     # One for each shape that an input is read in, and how many axes that has at its end.
     found: dict[str, list[tuple[Expression, int]]] = field(default_factory=dict)
     taken: set[str] = field(default_factory=set)
+    empty: Emptiness = field(default_factory=Emptiness)
 
     def __post_init__(self) -> None:
         self.order = toposort(o.node for o in self.graph.outputs)
@@ -171,12 +183,12 @@ class _Tape:
         shortcut = _composite(node, whole)
         if shortcut is not None:
             for target, joint in shortcut:
-                self.add(target, _fit(joint, target, node.shape))
+                self.add(target, _fit(joint, target, node.shape, self.empty))
             return
         for argument, part in zip(node.args, _derivative(node, whole), strict=True):
             if part is not None and argument in self.active:
                 space = argument.shape if node.op.kind is Kind.REDUCTION else _space(node)
-                self.add(argument, _fit(part, argument, space))
+                self.add(argument, _fit(part, argument, space, self.empty))
 
     def output(self, spec: InputSpec, part: Expression, added: int) -> Output:
         """The gradient of an input, in its type; axes that it does not have are dropped: ``added``
@@ -253,11 +265,13 @@ def _and(part: Gradient, condition: Expression) -> Masked:
     return Masked(part, condition)
 
 
-def _fit(part: Gradient, argument: Node, space: Shape) -> Gradient:
+def _fit(part: Gradient, argument: Node, space: Shape, empty: Emptiness) -> Gradient:
     """``part``, a gradient over ``space``, summed along the axes that ``argument`` has not."""
     rank = len(space)
     own = (1,) * (rank - len(argument.shape)) + argument.shape
     along = [k - rank for k in range(rank) if own[k] == 1 and space[k] != 1]
     if not along:
         return part
-    return sum_over(_value(part), space, along)
+    value = _value(part)
+    total = sum_over(value, space, along)
+    return empty.or_nothing(total, value.node, argument, space, along)

@@ -6,7 +6,9 @@ graph with the values to keep as further outputs, and gradients that read those 
 **The rule.** A value that the gradient uses is read from an input or a result of the program, kept,
 or computed again, whichever moves the fewest bytes:
 
-- an input or a result costs its bytes once, to be read;
+- an input or a result costs its bytes once, to be read; a result that is rounded when it is stored
+  is read only where that does the gradient no harm (``passes/rounded.py``) and it is as large as
+  anything: a smaller one is kept beside it, and of one that does some harm a read costs more;
 - anything else that is kept costs its bytes twice, to be written and read, in its compute type;
 - what is computed again costs nothing itself, but what it is computed from has to be there;
 - a reduction that is computed again costs one more sweep over what it reduces; a maximum of what is
@@ -16,7 +18,7 @@ The cheapest choice is a minimum cut between the inputs and what the gradient us
 equally cheap ones the one nearest to the gradient is taken, which leaves the least to compute
 again. Lengths are not known here and must not matter, so every named axis counts as ``NOMINAL``.
 
-May import ``fusec.ir``, ``passes/cut.py``, ``passes/fuse.py`` and ``passes/idioms.py``.
+May import ``fusec.ir`` and, of the passes, ``cut``, ``fuse``, ``idioms`` and ``rounded``.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from fusec.ir.ops import Kind
 from fusec.passes.cut import Network
 from fusec.passes.fuse import reduction_name
 from fusec.passes.idioms import summed
+from fusec.passes.rounded import Harm, Reading, is_exact
 
 NOMINAL = 1024  # the length that a named axis is taken to have
 _FREE = ("constant", "index", "size")
@@ -76,19 +79,37 @@ def choose(graph: Graph, backward: Graph) -> tuple[Crossing, ...]:
     """What of ``graph`` its gradient ``backward`` should start from, in program order."""
     own = set(graph.nodes())
     used = _used(own, backward)
-    results = {o.node: o.name for o in graph.outputs}
+    results = _readable(graph, backward)
     compared = found_again(backward)
     network = Network()
     order = [n for n in graph.nodes() if not _is_free(n)]
     for node in order:
-        _wire(network, node, results, node in compared)
+        _wire(network, node, results.get(node), node in compared)
     for node in used:
         network.connect((node, "out"), "gradient")
     near = network.near_side("program", "gradient")
     crossing = [n for n in order if (n, "in") not in near and (n, "out") in near]
     taken = {s.name for s in backward.inputs}
     taken |= {o.name for o in (*graph.outputs, *backward.outputs)}
-    return tuple(_crossing(node, results, graph, taken) for node in crossing)
+    names = {o.node: o.name for o in graph.outputs if o.node in results}
+    return tuple(_crossing(node, names, graph, taken) for node in crossing)
+
+
+def _readable(graph: Graph, backward: Graph) -> dict[Node, int]:
+    """The results that a gradient may read, with the bytes that this counts as."""
+    largest = max((elements(n.shape) for n in graph.nodes()), default=0)
+    reading = Reading(graph, backward)
+    found: dict[Node, int] = {}
+    for node in dict.fromkeys(o.node for o in graph.outputs):
+        size = elements(node.shape)
+        cost = size * node.dtype.itemsize
+        if not is_exact(node):
+            harm = reading.harm(node) if size == largest else Harm.ANY
+            if harm is Harm.ANY:
+                continue
+            cost += cost // 4 if harm is Harm.SOME else 0  # below what another input costs
+        found[node] = cost
+    return found
 
 
 def _is_free(node: Node) -> bool:
@@ -118,8 +139,10 @@ def found_again(graph: Graph) -> set[Node]:
     return {n for n in found if n.args[0].op.name not in _STORED}
 
 
-def _wire(network: Network, node: Node, results: Mapping[Node, str], again: bool) -> None:
-    """What it costs to have ``node`` at hand, as capacities; ``again``: it has to be computed."""
+def _wire(network: Network, node: Node, result: int | None, again: bool) -> None:
+    """What it costs to have ``node`` at hand, as capacities: ``result`` to read it as a result.
+    ``again``: it has to be computed.
+    """
     size = elements(node.shape)
     read = size * node.dtype.itemsize
     if node.op.name == "input":
@@ -127,7 +150,7 @@ def _wire(network: Network, node: Node, results: Mapping[Node, str], again: bool
         network.connect((node, "in"), (node, "out"), read)
         return
     kept = 2 * size * node.dtype.compute.itemsize + 1  # of equally cheap ones, nothing is kept
-    least = min(read, kept) if node in results else kept
+    least = kept if result is None else min(result, kept)
     network.connect((node, "in"), (node, "out"), _NEVER if again else least)
     gathers = node.op.name == "gather"
     if gathers:
