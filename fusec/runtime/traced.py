@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from fusec import forks
-from fusec.errors import DTypeError, UnsupportedError
+from fusec.errors import DTypeError, UnknownNameError, UnsupportedError
 from fusec.frontend.trace import trace
 from fusec.frontend.trace_asked import refuse_autocast
 from fusec.frontend.trace_returned import taken_apart
@@ -34,6 +34,7 @@ from fusec.runtime.traced_arguments import (
     arguments,
     as_tensor,
     given,
+    is_common,
     is_empty_or_traced,
     is_static,
     kind_of,
@@ -145,7 +146,9 @@ class TracedFunction:
         """
         if out is not None and "out" in self._parameters:
             named["out"], out = out, None
-        leaves, structure = self._flatten(args, named)
+        return self._called(*self._flatten(args, named), out)
+
+    def _called(self, leaves: list[Any], structure: Any, out: Any) -> Any:
         if operators_are_watched():
             return _given(self._eager(leaves, structure), False, out)
         key = self._key(leaves, structure)
@@ -167,7 +170,7 @@ class TracedFunction:
         """
         leaves, structure = self._flatten(args, named)
         bound = self._bound_for(self._key(leaves, structure), leaves, structure)
-        if bound is None or not bound.plain:
+        if bound is None or not bound.plain or looks_at_floats(bound.known.program):
             return lambda *values: self(*values) if values else self(*args, **named)
         order = [number for number, _ in bound.views]
         everything = [*leaves, *bound.known.program.captured]
@@ -175,8 +178,16 @@ class TracedFunction:
         if order == list(range(len(leaves))):
             return prepared
         captured = list(bound.known.program.captured)
+        fixed = [(k, leaf) for k, leaf in enumerate(leaves) if is_static(leaf)]
 
         def call(*values: Any) -> Any:
+            if values and len(values) != len(leaves):
+                raise UnknownNameError(
+                    f"{len(values)} arguments for {len(leaves)} inputs",
+                    hint="pass one for each input, or none for those that were bound",
+                )
+            if values and any(kind_of(values[k]) != kind_of(leaf) for k, leaf in fixed):
+                return self._called(list(values), structure, None)
             everything = [*(values or leaves), *captured]
             return prepared(*(everything[n] for n in order))
 
@@ -219,12 +230,12 @@ class TracedFunction:
 
     def _key_of(self, leaf: Any) -> Any:
         """The part of a key that is no tensor's."""
-        if type(leaf) is float and not self._floats:
-            return float
+        if type(leaf) is float and self._floats:
+            return kind_of(leaf), leaf if is_common(leaf) else None
         if hasattr(leaf, "shape"):
             return leaf.dtype, leaf.shape, getattr(leaf, "strides", None)
         self._refuse([leaf])
-        return type(leaf), leaf
+        return kind_of(leaf)
 
     def _refuse(self, leaves: Sequence[Any]) -> None:
         for leaf in leaves:

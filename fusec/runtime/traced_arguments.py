@@ -5,6 +5,7 @@ May import everything below the API.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from inspect import Signature
@@ -75,8 +76,17 @@ def arguments(
 def is_static(value: Any) -> bool:
     """Whether a value belongs to the kind that a trace is for."""
     kind = type(value)
+    if kind is float:
+        return not is_common(value)
     of_torch = kind.__module__ == "torch" and kind.__name__ in _OF_TORCH
     return of_torch or (isinstance(value, _STATIC) and not hasattr(value, "shape"))
+
+
+def is_common(value: float) -> bool:
+    """Whether a float is one that a trace can compare and tell from others: neither a NaN nor an
+    infinity nor -0.0.
+    """
+    return math.isfinite(value) and (value != 0.0 or math.copysign(1.0, value) > 0)
 
 
 def is_empty_or_traced(value: Any) -> bool:
@@ -113,10 +123,10 @@ def leaf_of(name: str, value: Any) -> Leaf:
 
 def kind_of(value: Any) -> Any:
     """What a trace is for: types, ranks, axes of length 1, the order of axes in memory, and
-    numbers that are no floats.
+    numbers that are no floats or no common ones.
     """
     if type(value) is float:
-        return float
+        return float if is_common(value) else (float, repr(value))
     if hasattr(value, "shape"):
         device = getattr(value, "device", None)
         ones = tuple(n == 1 for n in value.shape)
