@@ -28,6 +28,7 @@ from fusec.frontend.trace_reshaped import (
     reduced_under,
     under_one_reshape,
 )
+from fusec.frontend.trace_types import in_common, stored
 from fusec.frontend.trace_values import Traced, aligned, common_lengths
 from fusec.frontend.trace_views import Length, Views
 from fusec.ir.derived import DERIVED
@@ -253,7 +254,9 @@ class Converter:
         operands = {k: v for k, v in call.arguments.items() if not isinstance(v, str)}
         operands = {k: self.operand(v) for k, v in operands.items() if v is not None}
         if call.name in rows.EXACT:
-            operands = {k: self._stored(v) for k, v in operands.items()}
+            operands = {k: stored(self.builder, v) for k, v in operands.items()}
+        if call.name in rows.IN_COMMON:
+            operands = in_common(self.builder, operands, self.number)
         text = rows.EXPRESSIONS.get(call.overload) or rows.EXPRESSIONS.get(call.name)
         if text is None:
             text = _text(rows.SAME_NAMES[call.name], tuple(operands))
@@ -271,21 +274,6 @@ class Converter:
         if not hasattr(value, "untyped_storage"):
             return value
         return self.tensor(value, whole=False)
-
-    def _stored(self, operand: Any) -> Any:
-        """An operand as PyTorch has stored it: what is computed in 16 bits is rounded, and what is
-        made wider of it is made of that.
-        """
-        if not isinstance(operand, Traced) or not operand.node.dtype.is_float:
-            return operand
-        node = operand.node
-        value = node.args[0] if node.op.name == "cast" else node
-        if not value.dtype.is_float:
-            return operand
-        rounded = self.builder.cast(Tensor(value), value.dtype)
-        if rounded.node is value:
-            return operand
-        return replace(operand, node=self.builder.cast(rounded, node.dtype).node)
 
     def reduction(self, call: Call) -> Traced:
         """A reduction, by the function of the language that the table names."""

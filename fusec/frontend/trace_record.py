@@ -3,8 +3,8 @@
 What no kernel can do is refused here, where the user's line is on the stack: values that the
 function asks for, unknown operators, changed inputs, random numbers, matrix products. Operators
 that fusec has no row for are taken apart by PyTorch's own decompositions. Torch is imported where
-it is used. May import ``fusec.errors`` and, of the frontend, ``trace_place``, ``trace_rows`` and
-``trace_functions``.
+it is used. May import ``fusec.errors`` and, of the frontend, ``trace_place``, ``trace_rows``,
+``trace_functions`` and ``trace_types``.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from functools import cache
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
-from fusec.errors import DTypeError, UnsupportedError
+from fusec.errors import UnsupportedError
 from fusec.frontend import trace_rows as rows
 from fusec.frontend.trace_functions import compare_lengths
 from fusec.frontend.trace_place import Where, current, where_of
+from fusec.frontend.trace_types import refuse_type
 
 if TYPE_CHECKING:
     import torch
@@ -170,7 +171,7 @@ class Recorder:
         """Run one operator over stand-ins that is called at ``where``, and write it down."""
         name, overload = func._opname, f"{func._opname}.{func._overloadname}"
         refuse(func, name, overload, where)
-        _refuse_type(name, args, where)
+        refuse_type(name, args, where)
         if not self._tracked():
             _refuse_own_gradient(where)
         # Some functions may write by their schema alone: batch norm, in training.
@@ -289,16 +290,6 @@ def refuse(func: Any, name: str, overload: str, where: Where) -> None:
             "trace the functions between the products",
             op=label(func),
         )
-
-
-def _refuse_type(name: str, args: Sequence[Any], where: Where) -> None:
-    """DTypeError for what PyTorch refuses too, but over stand-ins does not."""
-    dtype: Any = getattr(args[0], "dtype", None) if args else None
-    if dtype is None or dtype.is_floating_point or dtype.is_complex:
-        return
-    if name in rows.FLOATS_ONLY or (name in rows.NO_BOOLS and str(dtype) == "torch.bool"):
-        message = f"PyTorch has no {name.removeprefix('_').removesuffix('_forward')} of {dtype}"
-        raise where.error(DTypeError, message, "convert it first, as in x.float()")
 
 
 def _refuse_own_gradient(where: Where) -> None:
