@@ -376,6 +376,12 @@ def _decomposed(func: Any, where: Where, args: Any, kwargs: Any) -> Any:
 
 def _unknown(func: Any, where: Where) -> Exception:
     """The error for the operator that the user called."""
+    if func.namespace == "fusec":
+        return where.error(
+            UnsupportedError,
+            "a formula is called, and a traced function is made of operators of PyTorch alone",
+            "write it out in PyTorch, or call it outside, between fused functions",
+        )
     why = rows.STAY.get(func._opname)
     return where.error(
         UnsupportedError,

@@ -33,7 +33,9 @@ from fusec.runtime.specialize import Variant
 from fusec.runtime.traced_arguments import (
     arguments,
     as_tensor,
+    constants_of,
     given,
+    is_argument,
     is_common,
     is_empty_or_traced,
     is_static,
@@ -41,9 +43,11 @@ from fusec.runtime.traced_arguments import (
     leaf_of,
     names_of,
     nesting,
+    refuse_layouts,
 )
 from fusec.runtime.traced_bound import Bound, Known, bind, by_position, holds, looks_at_floats
 from fusec.runtime.traced_formula import TracedFormula
+from fusec.runtime.traced_integers import Integers
 from fusec.runtime.traced_surroundings import reader
 from fusec.runtime.traced_variables import Variables
 
@@ -74,6 +78,7 @@ class TracedFunction:
     _functions: dict[Any, Any] = field(default_factory=dict)  # equal graphs share their kernels
     _memo: dict[Any, Bound] = field(default_factory=dict)
     _lock: Any = field(default_factory=forks.reentrant_lock)
+    _integers: Integers = field(default_factory=Integers)
     _floats: bool = False  # whether a guard looks at the value of a float
 
     def __post_init__(self) -> None:
@@ -92,7 +97,9 @@ class TracedFunction:
             ) from None
         self._parameters = tuple(self._signature.parameters)
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        self._simple = all(p.kind in kinds for p in self._signature.parameters.values())
+        self._constants = constants_of(self._signature)
+        own = self._signature.parameters.values()
+        self._simple = not self._constants and all(p.kind in kinds for p in own)
         self._variables = Variables(self.function)
         self._surroundings = reader()
 
@@ -182,10 +189,9 @@ class TracedFunction:
 
         def call(*values: Any) -> Any:
             if values and len(values) != len(leaves):
-                raise UnknownNameError(
-                    f"{len(values)} arguments for {len(leaves)} inputs",
-                    hint="pass one for each input, or none for those that were bound",
-                )
+                hint = "pass one for each input, or none for those that were bound"
+                count = f"{len(values)} arguments for {len(leaves)} inputs"
+                raise UnknownNameError(count, hint=hint)
             if values and any(kind_of(values[k]) != kind_of(leaf) for k, leaf in fixed):
                 return self._called(list(values), structure, None)
             everything = [*(values or leaves), *captured]
@@ -203,8 +209,8 @@ class TracedFunction:
                 return list(args), None
         from torch.utils._pytree import tree_flatten
 
-        leaves, structure = tree_flatten(arguments(self.__name__, self._signature, args, named))
-        return leaves, structure
+        parts = self._signature, self._constants, args, named
+        return tree_flatten(arguments(self.__name__, *parts))
 
     def _eager(self, leaves: Sequence[Any], structure: Any) -> Any:
         """The function itself over these leaves."""
@@ -224,6 +230,7 @@ class TracedFunction:
                 lies = leaf.is_contiguous() or leaf.stride()
                 found.append((leaf.dtype, leaf.shape, leaf.is_cuda, lies))
             except (AttributeError, RuntimeError):  # no tensor, or a sparse one
+                refuse_layouts(leaves, self._namer(len(leaves), structure))
                 leaves[len(found) - 2] = number = number_of(leaf)
                 found.append(self._key_of(number))
         return tuple(found)
@@ -239,7 +246,7 @@ class TracedFunction:
 
     def _refuse(self, leaves: Sequence[Any]) -> None:
         for leaf in leaves:
-            if not (hasattr(leaf, "shape") or is_static(leaf) or type(leaf) is float):
+            if not is_argument(leaf):
                 raise DTypeError(
                     f"{self.__name__} is called with a {type(leaf).__name__}",
                     hint="pass tensors, NumPy arrays, numbers, and tuples or dicts of them",
@@ -247,6 +254,8 @@ class TracedFunction:
 
     def _bound_for(self, key: Any, leaves: list[Any], structure: Any) -> Bound | None:
         """The program for these shapes, traced if there is none, ready to run."""
+        name_of = self._namer(len(leaves), structure)
+        refuse_layouts(leaves, name_of)
         with self._lock:
             if not self._variables.unchanged():
                 self._variables = Variables(self.function)
@@ -256,6 +265,8 @@ class TracedFunction:
             if any(is_empty_or_traced(x) for x in leaves):
                 return None
             kind = (self._surroundings(), nesting(structure), tuple(map(kind_of, leaves)))
+            if kind not in self._programs:
+                self._integers.met(self.__name__, kind, name_of)
             programs = self._programs.setdefault(kind, [])
             for known in programs:
                 if holds(known.program, leaves):
@@ -271,6 +282,9 @@ class TracedFunction:
             if len(self._memo) >= _MEMO_LIMIT:
                 self._memo.clear()
             return self._memo.setdefault(key, bind(known, leaves))
+
+    def _namer(self, count: int, structure: Any) -> Callable[[int], str]:
+        return lambda k: (names_of(count, structure) if structure else self._parameters)[k]
 
     def _warn_of_many(self) -> None:
         if len(self._all()) == _MANY:
