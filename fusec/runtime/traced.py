@@ -36,7 +36,6 @@ from fusec.runtime.traced_arguments import (
     constants_of,
     given,
     is_argument,
-    is_common,
     is_empty_or_traced,
     is_static,
     kind_of,
@@ -237,8 +236,9 @@ class TracedFunction:
 
     def _key_of(self, leaf: Any) -> Any:
         """The part of a key that is no tensor's."""
-        if type(leaf) is float and self._floats:
-            return kind_of(leaf), leaf if is_common(leaf) else None
+        if type(leaf) is float:
+            kind = kind_of(leaf)
+            return (kind, leaf) if self._floats and kind is float else kind
         if hasattr(leaf, "shape"):
             return leaf.dtype, leaf.shape, getattr(leaf, "strides", None)
         self._refuse([leaf])

@@ -62,8 +62,10 @@ class Moving:
 
     def of(self, values: Sequence[Any]) -> Any:
         """The number in a call with these values."""
-        own = {symbol: values[place] for symbol, place in self.floats.items()}
-        return self.kind(evaluated(self.expression, {**self.lengths, **own}))
+        known = dict(self.lengths)
+        for symbol, place in self.floats.items():
+            known[symbol] = values[place]
+        return self.kind(_value(_lines(self.expression), known))
 
 
 def evaluated(expression: Any, values: Mapping[Any, Any]) -> Any:
@@ -74,11 +76,17 @@ def evaluated(expression: Any, values: Mapping[Any, Any]) -> Any:
     inner = {own: value for own, value in values.items() if not own.is_Symbol}
     if inner and not expression.is_Symbol:
         expression = expression.xreplace(_of_sympy(inner))
-    lines = _lines(expression)
+    return _value(_lines(expression), values)
+
+
+def _value(lines: Sequence[Line], values: Mapping[Any, Any]) -> Any:
+    """What the last of these lines gives."""
     found: list[Any] = []
     for function, own, parts in lines:
         if function is not None:
-            found.append(function(*(found[k] for k in parts)))
+            found.append(function(*[found[k] for k in parts]))
+        elif isinstance(own, int | float):
+            found.append(own)
         elif own in values:
             found.append(values[own])
         else:
@@ -120,5 +128,6 @@ def _lines(expression: Any) -> Sequence[Line]:
         if own not in places:
             places[own] = len(lines)
             parts = tuple(places[a] for a in own.args) if function is not None else ()
-            lines.append((function, own, parts))
+            known = own.is_Number or (own.is_Boolean and not own.args)
+            lines.append((function, _constant(own, {}) if known else own, parts))
     return tuple(lines)
