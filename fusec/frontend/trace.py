@@ -121,7 +121,7 @@ class _Trace:
         count = len(self.leaves)
         returned = Results(convert, self.tape, self.owner, tensors, count, self.joins.known)
         for result in results:
-            refuse_unknown(result, self.function)
+            refuse_unknown(result, self.function, self.hints)
             returned.add(result)
         made = returned.outputs
         resolved = graph_of(views, made, place, source) if made else None
@@ -285,7 +285,7 @@ class _Trace:
         import sympy
 
         for guard in self.env.guards:
-            if isinstance(guard.expr, sympy.Eq):
+            if isinstance(guard.expr, sympy.Eq) and guard.expr.lhs.is_integer:
                 sides = [self.env.replace(side) for side in guard.expr.args]
                 first, second = sorted((self.same.get(s, s) for s in sides), key=_simplest)
                 if first != second:
@@ -319,7 +319,7 @@ def _simplest(expression: Any) -> tuple[bool, int, str]:
 
 
 def _shape_env() -> Any:
-    """A shape environment in which no two symbols are taken for equal.
+    """A shape environment in which no two symbols are taken for equal, and no float for a number.
 
     PyTorch 2.6 and 2.7 import their compiler to tell which line made a symbol, and beside a newer
     Triton than theirs that fails. Nothing here reads these lines, so none are looked for then.
@@ -328,6 +328,9 @@ def _shape_env() -> Any:
 
     symbolic_shapes: Any = torch.fx.experimental.symbolic_shapes
     made = symbolic_shapes.ShapeEnv(duck_shape=False)
+    # What equals a float would take its place: an integer, in the place of 0.0.
+    replaced = made._set_replacement
+    made._set_replacement = lambda a, *rest: replaced(a, *rest) if a.is_integer else None
     try:
         symbolic_shapes.uninteresting_files()
     except ImportError:

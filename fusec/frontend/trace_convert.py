@@ -19,6 +19,7 @@ from fusec.frontend.resolve_place import Frame
 from fusec.frontend.resolve_values import Axes, Literal, Tensor, Value
 from fusec.frontend.resolve_walk import Walker
 from fusec.frontend.syntax import Program
+from fusec.frontend.trace_numbers import ARITHMETIC, in_words
 from fusec.frontend.trace_place import TracePlace
 from fusec.frontend.trace_record import Call, Tape
 from fusec.frontend.trace_reshaped import (
@@ -27,6 +28,7 @@ from fusec.frontend.trace_reshaped import (
     reduced_under,
     under_one_reshape,
 )
+from fusec.frontend.trace_types import in_common, stored
 from fusec.frontend.trace_values import Traced, aligned, common_lengths
 from fusec.frontend.trace_views import Length, Views
 from fusec.ir.derived import DERIVED
@@ -164,7 +166,10 @@ class Converter:
         node = getattr(value, "node", None)
         if node is None:
             raise self.unsupported(f"{value!r} is no real number")
-        return self._symbolic(self.length(value))
+        found = self._symbolic(self.length(value))
+        if isinstance(found, Literal) and node.pytype is float:  # s - s is 0 to sympy, and no float
+            return Literal(float(found.value))
+        return found
 
     def _symbolic(self, expression: Length) -> Literal | Tensor:
         """An expression over lengths and numbers, as nodes."""
@@ -182,10 +187,15 @@ class Converter:
                 return Literal(float(expression))
             raise self.unsupported(f"no input has the length {expression}")
         name = type(expression).__name__
-        if name not in _ARITHMETIC:
-            raise self.unsupported(f"the number {expression} is computed in a way fusec lacks")
+        if name not in ARITHMETIC:
+            names = {s: t.node.name for s, t in self.numbers.items()}
+            names |= {s: dim.name for s, dim in self.views.dims.items()}
+            raise self.unsupported(
+                f"no kernel computes the number {in_words(expression, names)}",
+                "compute it outside, and pass it as an argument",
+            )
         parts = [self._symbolic(a) for a in expression.args]
-        text = _ARITHMETIC[name]
+        text = ARITHMETIC[name]
         result = parts[0] if len(parts) > 1 or text == "a" else None
         if result is None:
             return self._number(text, a=parts[0])
@@ -244,7 +254,9 @@ class Converter:
         operands = {k: v for k, v in call.arguments.items() if not isinstance(v, str)}
         operands = {k: self.operand(v) for k, v in operands.items() if v is not None}
         if call.name in rows.EXACT:
-            operands = {k: self._stored(v) for k, v in operands.items()}
+            operands = {k: stored(self.builder, v) for k, v in operands.items()}
+        if call.name in rows.IN_COMMON:
+            operands = in_common(self.builder, operands, self.number)
         text = rows.EXPRESSIONS.get(call.overload) or rows.EXPRESSIONS.get(call.name)
         if text is None:
             text = _text(rows.SAME_NAMES[call.name], tuple(operands))
@@ -262,21 +274,6 @@ class Converter:
         if not hasattr(value, "untyped_storage"):
             return value
         return self.tensor(value, whole=False)
-
-    def _stored(self, operand: Any) -> Any:
-        """An operand as PyTorch has stored it: what is computed in 16 bits is rounded, and what is
-        made wider of it is made of that.
-        """
-        if not isinstance(operand, Traced) or not operand.node.dtype.is_float:
-            return operand
-        node = operand.node
-        value = node.args[0] if node.op.name == "cast" else node
-        if not value.dtype.is_float:
-            return operand
-        rounded = self.builder.cast(Tensor(value), value.dtype)
-        if rounded.node is value:
-            return operand
-        return replace(operand, node=self.builder.cast(rounded, node.dtype).node)
 
     def reduction(self, call: Call) -> Traced:
         """A reduction, by the function of the language that the table names."""
@@ -336,14 +333,6 @@ def _of_the_user(call: Call, error: UnsupportedError) -> UnsupportedError:
 
 
 _NAMELESS = ("input", "constant", "index", "size")
-# Arithmetic on lengths, as PyTorch and sympy name it.
-_ARITHMETIC = {
-    "Add": "a + b", "Mul": "a * b", "Pow": "a ^ b", "PowByNatural": "a ^ b", "FloatPow": "a ^ b",
-    "FloorDiv": "a // b", "CleanDiv": "a // b", "IntTrueDiv": "a / b", "FloatTrueDiv": "a / b",
-    "Mod": "a % b", "PythonMod": "a % b", "Max": "maximum(a, b)", "Min": "minimum(a, b)",
-    "ToFloat": "a", "OpaqueUnaryFn_sqrt": "sqrt(a)", "OpaqueUnaryFn_exp": "exp(a)",
-    "OpaqueUnaryFn_log": "log(a)", "OpaqueUnaryFn_log2": "log2(a)", "Abs": "abs(a)",
-}  # fmt: skip
 
 
 @cache

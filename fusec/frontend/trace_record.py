@@ -3,8 +3,8 @@
 What no kernel can do is refused here, where the user's line is on the stack: values that the
 function asks for, unknown operators, changed inputs, random numbers, matrix products. Operators
 that fusec has no row for are taken apart by PyTorch's own decompositions. Torch is imported where
-it is used. May import ``fusec.errors`` and, of the frontend, ``trace_place``, ``trace_rows`` and
-``trace_functions``.
+it is used. May import ``fusec.errors`` and, of the frontend, ``trace_place``, ``trace_rows``,
+``trace_functions`` and ``trace_types``.
 """
 
 from __future__ import annotations
@@ -16,10 +16,11 @@ from functools import cache
 from types import CodeType, FrameType
 from typing import TYPE_CHECKING, Any
 
-from fusec.errors import DTypeError, UnsupportedError
+from fusec.errors import UnsupportedError
 from fusec.frontend import trace_rows as rows
 from fusec.frontend.trace_functions import compare_lengths
 from fusec.frontend.trace_place import Where, current, where_of
+from fusec.frontend.trace_types import refuse_type
 
 if TYPE_CHECKING:
     import torch
@@ -170,7 +171,7 @@ class Recorder:
         """Run one operator over stand-ins that is called at ``where``, and write it down."""
         name, overload = func._opname, f"{func._opname}.{func._overloadname}"
         refuse(func, name, overload, where)
-        _refuse_type(name, args, where)
+        refuse_type(name, args, where)
         if not self._tracked():
             _refuse_own_gradient(where)
         # Some functions may write by their schema alone: batch norm, in training.
@@ -291,16 +292,6 @@ def refuse(func: Any, name: str, overload: str, where: Where) -> None:
         )
 
 
-def _refuse_type(name: str, args: Sequence[Any], where: Where) -> None:
-    """DTypeError for what PyTorch refuses too, but over stand-ins does not."""
-    dtype: Any = getattr(args[0], "dtype", None) if args else None
-    if dtype is None or dtype.is_floating_point or dtype.is_complex:
-        return
-    if name in rows.FLOATS_ONLY or (name in rows.NO_BOOLS and str(dtype) == "torch.bool"):
-        message = f"PyTorch has no {name.removeprefix('_').removesuffix('_forward')} of {dtype}"
-        raise where.error(DTypeError, message, "convert it first, as in x.float()")
-
-
 def _refuse_own_gradient(where: Where) -> None:
     """UnsupportedError inside of a ``torch.autograd.Function``, which runs without grad mode."""
     import torch
@@ -385,6 +376,12 @@ def _decomposed(func: Any, where: Where, args: Any, kwargs: Any) -> Any:
 
 def _unknown(func: Any, where: Where) -> Exception:
     """The error for the operator that the user called."""
+    if func.namespace == "fusec":
+        return where.error(
+            UnsupportedError,
+            "a formula is called, and a traced function is made of operators of PyTorch alone",
+            "write it out in PyTorch, or call it outside, between fused functions",
+        )
     why = rows.STAY.get(func._opname)
     return where.error(
         UnsupportedError,

@@ -40,12 +40,14 @@ class Whole:
 @dataclass(frozen=True, slots=True)
 class Result:
     """One value that the function returns: output ``output`` of the graph, or ``argument``, under
-    ``steps``; a ``whole`` of such outputs; a number over lengths (``length``); or a ``constant``.
+    ``steps``; a ``whole`` of such outputs; a number of type ``kind`` over lengths and floats of the
+    call (``length``); or a ``constant``.
     """
 
     output: int | None = None
     argument: int | None = None
     length: Length = None
+    kind: type = int
     constant: Any = None
     steps: tuple[Step, ...] = ()
     whole: Whole | None = None
@@ -75,7 +77,10 @@ class Results:
             self.found.append(self._tensor(value))
             return
         node = getattr(value, "node", None)
-        self.found.append(Result(constant=value) if node is None else Result(length=node.expr))
+        if node is None:
+            self.found.append(Result(constant=value))
+        else:
+            self.found.append(Result(length=node.expr, kind=node.pytype))
 
     def _tensor(self, tensor: Any) -> Result:
         joined = self.joins.get(id(tensor))

@@ -7,7 +7,8 @@ Containers are PyTorch's pytrees, and dataclasses whose fields are all there is 
 from __future__ import annotations
 
 import dis
-from collections.abc import Callable, Iterator, Sequence
+import re
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
 from inspect import unwrap
@@ -101,14 +102,21 @@ def _is_record(value: Any) -> bool:
     return plain and vars(value).keys() <= named if hasattr(value, "__dict__") else plain
 
 
-def refuse_unknown(value: Any, function: Callable[..., Any]) -> None:
-    """UnsupportedError for what is returned, if it is neither a tensor nor a constant."""
+def refuse_unknown(value: Any, function: Callable[..., Any], symbols: Iterable[str]) -> None:
+    """UnsupportedError for what is returned, if it is neither a tensor nor a constant.
+
+    ``symbols`` are the names of lengths and floats in the trace: a text that has one told a number.
+    """
     import torch
 
-    if isinstance(value, torch.Tensor) or is_constant(value):
+    written = isinstance(value, str) and re.findall(r"\w+", value)
+    as_text = bool(written) and not set(symbols).isdisjoint(written or ())
+    if isinstance(value, torch.Tensor) or (is_constant(value) and not as_text):
         return
     message = f"the function returns a value of type {type(value).__name__}, which is no tensor"
-    if isinstance(value, str):
+    if as_text:
+        message = "the function returns a number as text, and a traced function has a symbol for it"
+    elif isinstance(value, str):
         message = "the function returns a tensor as text, and a traced function has no values"
     raise _at_the_return(
         function,

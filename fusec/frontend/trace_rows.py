@@ -56,6 +56,10 @@ _EXCEPTIONS = {
 # Of these a digit decides: operands are rounded as PyTorch stores them.
 EXACT = words("eq ne isinf isfinite nan_to_num")
 
+# Here something is computed of some operands alone, and PyTorch does it in the type of all of them.
+IN_COMMON = words("add sub rsub addcmul addcdiv hypot special_xlog1py")
+FACTORS = words("alpha value")
+
 # What PyTorch computes of floats alone, and of anything but bools.
 FLOATS_ONLY = words(
     "silu gelu hardswish hardsigmoid softplus mish elu celu log_sigmoid_forward softshrink"

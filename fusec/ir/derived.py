@@ -185,7 +185,7 @@ _ROWS: tuple[Derived, ...] = (
             "sinc"),
     Derived("xlogy", "a, b", "a log(b); 0 where a is 0 and b is not NaN",
             """
-        product = a * log(b)
+        product = a * log(cast_like(b, a + b))
         value = where(b != b, nan, where(a == 0, 0, product))
         gradient_as(value, where(a == 0 and b <= 0, 0, product))""", "xlogy"),
     Derived("logaddexp", "a, b", "log(exp(a) + exp(b)) without overflow",

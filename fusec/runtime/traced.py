@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from typing import Any, TypeAlias
 
 from fusec import forks
-from fusec.errors import DTypeError, UnsupportedError
+from fusec.errors import DTypeError, UnknownNameError, UnsupportedError
 from fusec.frontend.trace import trace
 from fusec.frontend.trace_asked import refuse_autocast
 from fusec.frontend.trace_returned import taken_apart
@@ -33,16 +33,20 @@ from fusec.runtime.specialize import Variant
 from fusec.runtime.traced_arguments import (
     arguments,
     as_tensor,
+    constants_of,
     given,
+    is_argument,
     is_empty_or_traced,
     is_static,
     kind_of,
     leaf_of,
     names_of,
     nesting,
+    refuse_layouts,
 )
 from fusec.runtime.traced_bound import Bound, Known, bind, by_position, holds, looks_at_floats
 from fusec.runtime.traced_formula import TracedFormula
+from fusec.runtime.traced_integers import Integers
 from fusec.runtime.traced_surroundings import reader
 from fusec.runtime.traced_variables import Variables
 
@@ -73,6 +77,7 @@ class TracedFunction:
     _functions: dict[Any, Any] = field(default_factory=dict)  # equal graphs share their kernels
     _memo: dict[Any, Bound] = field(default_factory=dict)
     _lock: Any = field(default_factory=forks.reentrant_lock)
+    _integers: Integers = field(default_factory=Integers)
     _floats: bool = False  # whether a guard looks at the value of a float
 
     def __post_init__(self) -> None:
@@ -91,7 +96,9 @@ class TracedFunction:
             ) from None
         self._parameters = tuple(self._signature.parameters)
         kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
-        self._simple = all(p.kind in kinds for p in self._signature.parameters.values())
+        self._constants = constants_of(self._signature)
+        own = self._signature.parameters.values()
+        self._simple = not self._constants and all(p.kind in kinds for p in own)
         self._variables = Variables(self.function)
         self._surroundings = reader()
 
@@ -145,7 +152,9 @@ class TracedFunction:
         """
         if out is not None and "out" in self._parameters:
             named["out"], out = out, None
-        leaves, structure = self._flatten(args, named)
+        return self._called(*self._flatten(args, named), out)
+
+    def _called(self, leaves: list[Any], structure: Any, out: Any) -> Any:
         if operators_are_watched():
             return _given(self._eager(leaves, structure), False, out)
         key = self._key(leaves, structure)
@@ -167,7 +176,7 @@ class TracedFunction:
         """
         leaves, structure = self._flatten(args, named)
         bound = self._bound_for(self._key(leaves, structure), leaves, structure)
-        if bound is None or not bound.plain:
+        if bound is None or not bound.plain or looks_at_floats(bound.known.program):
             return lambda *values: self(*values) if values else self(*args, **named)
         order = [number for number, _ in bound.views]
         everything = [*leaves, *bound.known.program.captured]
@@ -175,8 +184,15 @@ class TracedFunction:
         if order == list(range(len(leaves))):
             return prepared
         captured = list(bound.known.program.captured)
+        fixed = [(k, leaf) for k, leaf in enumerate(leaves) if is_static(leaf)]
 
         def call(*values: Any) -> Any:
+            if values and len(values) != len(leaves):
+                hint = "pass one for each input, or none for those that were bound"
+                count = f"{len(values)} arguments for {len(leaves)} inputs"
+                raise UnknownNameError(count, hint=hint)
+            if values and any(kind_of(values[k]) != kind_of(leaf) for k, leaf in fixed):
+                return self._called(list(values), structure, None)
             everything = [*(values or leaves), *captured]
             return prepared(*(everything[n] for n in order))
 
@@ -192,8 +208,8 @@ class TracedFunction:
                 return list(args), None
         from torch.utils._pytree import tree_flatten
 
-        leaves, structure = tree_flatten(arguments(self.__name__, self._signature, args, named))
-        return leaves, structure
+        parts = self._signature, self._constants, args, named
+        return tree_flatten(arguments(self.__name__, *parts))
 
     def _eager(self, leaves: Sequence[Any], structure: Any) -> Any:
         """The function itself over these leaves."""
@@ -213,22 +229,24 @@ class TracedFunction:
                 lies = leaf.is_contiguous() or leaf.stride()
                 found.append((leaf.dtype, leaf.shape, leaf.is_cuda, lies))
             except (AttributeError, RuntimeError):  # no tensor, or a sparse one
+                refuse_layouts(leaves, self._namer(len(leaves), structure))
                 leaves[len(found) - 2] = number = number_of(leaf)
                 found.append(self._key_of(number))
         return tuple(found)
 
     def _key_of(self, leaf: Any) -> Any:
         """The part of a key that is no tensor's."""
-        if type(leaf) is float and not self._floats:
-            return float
+        if type(leaf) is float:
+            kind = kind_of(leaf)
+            return (kind, leaf) if self._floats and kind is float else kind
         if hasattr(leaf, "shape"):
             return leaf.dtype, leaf.shape, getattr(leaf, "strides", None)
         self._refuse([leaf])
-        return type(leaf), leaf
+        return kind_of(leaf)
 
     def _refuse(self, leaves: Sequence[Any]) -> None:
         for leaf in leaves:
-            if not (hasattr(leaf, "shape") or is_static(leaf) or type(leaf) is float):
+            if not is_argument(leaf):
                 raise DTypeError(
                     f"{self.__name__} is called with a {type(leaf).__name__}",
                     hint="pass tensors, NumPy arrays, numbers, and tuples or dicts of them",
@@ -236,6 +254,8 @@ class TracedFunction:
 
     def _bound_for(self, key: Any, leaves: list[Any], structure: Any) -> Bound | None:
         """The program for these shapes, traced if there is none, ready to run."""
+        name_of = self._namer(len(leaves), structure)
+        refuse_layouts(leaves, name_of)
         with self._lock:
             if not self._variables.unchanged():
                 self._variables = Variables(self.function)
@@ -245,6 +265,8 @@ class TracedFunction:
             if any(is_empty_or_traced(x) for x in leaves):
                 return None
             kind = (self._surroundings(), nesting(structure), tuple(map(kind_of, leaves)))
+            if kind not in self._programs:
+                self._integers.met(self.__name__, kind, name_of)
             programs = self._programs.setdefault(kind, [])
             for known in programs:
                 if holds(known.program, leaves):
@@ -260,6 +282,9 @@ class TracedFunction:
             if len(self._memo) >= _MEMO_LIMIT:
                 self._memo.clear()
             return self._memo.setdefault(key, bind(known, leaves))
+
+    def _namer(self, count: int, structure: Any) -> Callable[[int], str]:
+        return lambda k: (names_of(count, structure) if structure else self._parameters)[k]
 
     def _warn_of_many(self) -> None:
         if len(self._all()) == _MANY:

@@ -5,12 +5,13 @@ May import everything below the API.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from inspect import Signature
+from inspect import Parameter, Signature
 from typing import Any
 
-from fusec.errors import DTypeError, ShapeError, UnknownNameError, did_you_mean
+from fusec.errors import DTypeError, ShapeError, UnknownNameError, UnsupportedError, did_you_mean
 from fusec.frontend.trace import Leaf
 from fusec.frontend.trace_layout import order_of
 from fusec.ir.dtypes import by_torch_name
@@ -56,10 +57,34 @@ def names_of(count: int, structure: Any) -> list[str]:
     return found
 
 
+def constants_of(signature: Signature) -> frozenset[str]:
+    """The parameters whose default is no argument of a trace: a function, or another object."""
+    from torch.utils._pytree import tree_leaves
+
+    found = []
+    for name, parameter in signature.parameters.items():
+        default = parameter.default
+        alone = len(leaves := tree_leaves(default)) == 1 and leaves[0] is default
+        if alone and default is not Parameter.empty and not is_argument(default):
+            found.append(name)
+    return frozenset(found)
+
+
+def is_argument(value: Any) -> bool:
+    """Whether a value can be one of the leaves of a call."""
+    return hasattr(value, "shape") or is_static(value) or type(value) is float
+
+
 def arguments(
-    name: str, signature: Signature, args: Sequence[Any], named: Mapping[str, Any]
+    name: str,
+    signature: Signature,
+    constants: frozenset[str],
+    args: Sequence[Any],
+    named: Mapping[str, Any],
 ) -> dict[str, Any]:
-    """The arguments of a call by name, with defaults. Raises UnknownNameError."""
+    """The arguments of a call by name, with defaults, which if they are ``constants`` the function
+    takes itself. Raises UnknownNameError.
+    """
     try:
         bound = signature.bind(*args, **named)
     except TypeError as error:
@@ -69,14 +94,44 @@ def arguments(
             f"{name}: {error}", hint=hint or f"call it as {name}{signature}"
         ) from None
     bound.apply_defaults()
-    return dict(bound.arguments)
+    found = dict(bound.arguments)
+    for own in constants:
+        if found[own] is signature.parameters[own].default:
+            del found[own]
+    return found
 
 
 def is_static(value: Any) -> bool:
     """Whether a value belongs to the kind that a trace is for."""
     kind = type(value)
+    if kind is float:
+        return not is_common(value)
     of_torch = kind.__module__ == "torch" and kind.__name__ in _OF_TORCH
     return of_torch or (isinstance(value, _STATIC) and not hasattr(value, "shape"))
+
+
+def is_common(value: float) -> bool:
+    """Whether a float is one that a trace can compare and tell from others: neither a NaN nor an
+    infinity nor -0.0.
+    """
+    return math.isfinite(value) and (value != 0.0 or math.copysign(1.0, value) > 0)
+
+
+def refuse_layouts(leaves: Sequence[Any], name_of: Callable[[int], str]) -> None:
+    """UnsupportedError or DTypeError for tensors that are not plain numbers in a row."""
+    import torch
+
+    for position, leaf in enumerate(leaves):
+        if not isinstance(leaf, torch.Tensor):
+            continue
+        own = f"input {name_of(position)!r}"
+        if leaf.is_nested:
+            hint = "pass its parts, or torch.nested.to_padded_tensor(x, 0.0)"
+            raise UnsupportedError(f"{own} is a nested tensor", hint=hint)
+        if leaf.layout is not torch.strided:
+            raise UnsupportedError(f"{own} has the layout {leaf.layout}", hint="pass x.to_dense()")
+        if leaf.is_quantized:
+            raise DTypeError(f"{own} is quantized, as {leaf.dtype}", hint="pass x.dequantize()")
 
 
 def is_empty_or_traced(value: Any) -> bool:
@@ -113,10 +168,10 @@ def leaf_of(name: str, value: Any) -> Leaf:
 
 def kind_of(value: Any) -> Any:
     """What a trace is for: types, ranks, axes of length 1, the order of axes in memory, and
-    numbers that are no floats.
+    numbers that are no floats or no common ones.
     """
     if type(value) is float:
-        return float
+        return float if is_common(value) else (float, repr(value))
     if hasattr(value, "shape"):
         device = getattr(value, "device", None)
         ones = tuple(n == 1 for n in value.shape)

@@ -5,7 +5,7 @@ May import everything below the API.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from fusec.frontend.trace import TracedProgram
 from fusec.frontend.trace_result import Result
 from fusec.runtime.operator_steps import device_of
 from fusec.runtime.traced_joined import Layout, layout_of
+from fusec.runtime.traced_numbers import Moving, evaluated
 from fusec.runtime.traced_steps import Way, along, number, way_of
 
 
@@ -46,7 +47,9 @@ class Bound:
         found = []
         for result, way, constant in self.results:
             value = constant
-            if result.output is not None:
+            if isinstance(constant, Moving):
+                value = constant.of(values)
+            elif result.output is not None:
                 value = computed[result.output]
             elif result.argument is not None:
                 value = values[result.argument]
@@ -77,6 +80,14 @@ class Bound:
         return wholes, layout.parts(tensors)
 
 
+def _returned_number(result: Result, values: Mapping[Any, Any], floats: Mapping[Any, int]) -> Any:
+    """A number for exact lengths; one that depends on floats is computed in each call."""
+    moving = {s: floats[s] for s in getattr(result.length, "free_symbols", ()) if s in floats}
+    if moving:
+        return Moving(result.kind, result.length, moving, values)
+    return result.kind(number(result.length, values))
+
+
 def _is_tracked(values: Sequence[Any]) -> bool:
     """Whether results have gradients."""
     import torch
@@ -102,39 +113,49 @@ def by_position(program: TracedProgram, moving: Sequence[int], count: int) -> Tr
 
 def lengths_in(program: TracedProgram, leaves: Sequence[Any]) -> dict[Any, Any]:
     """The value of every symbol in this call."""
-    import sympy
-
     found: dict[Any, Any] = {}
     for own, leaf in zip(program.symbols, leaves, strict=True):
         for symbol, value in zip(own, getattr(leaf, "shape", (leaf,)), strict=bool(own)):
             if not isinstance(symbol, int):
-                found[symbol] = sympy.sympify(value)
+                found[symbol] = value
     return found
 
 
 def holds(program: TracedProgram, leaves: Sequence[Any]) -> bool:
+    """Whether a program is for these arguments."""
     if not program.guards:
         return True
     values = lengths_in(program, leaves)
-    import sympy
-
-    # A relation that is still open counts as not holding, where its truth value would raise.
-    return all(guard.xreplace(values) is sympy.true for guard in program.guards)
+    try:
+        return all(evaluated(guard, values) for guard in program.guards)
+    except (ArithmeticError, TypeError, ValueError):  # as of 1 / s: the function raises it as well
+        return False
 
 
 def looks_at_floats(program: TracedProgram) -> bool:
     """Whether a guard holds for some values of a float argument only."""
-    names = (str(s) for guard in program.guards for s in getattr(guard, "free_symbols", ()))
-    return any(name.startswith("zf") for name in names)
+    floats = _floats(program)
+    return any(floats.keys() & getattr(guard, "free_symbols", set()) for guard in program.guards)
+
+
+def _floats(program: TracedProgram) -> dict[Any, int]:
+    """The symbols of float arguments, and which arguments they are."""
+    found: dict[Any, int] = {}
+    for position, own in enumerate(program.symbols):
+        found |= {s: position for s in own if getattr(s, "is_integer", True) is not True}
+    return found
 
 
 def bind(known: Known, leaves: Sequence[Any]) -> Bound:
     """``known`` for the exact shapes of ``leaves``."""
     values = lengths_in(known.program, leaves)
+    floats = _floats(known.program)
     views = [(v.argument, way_of(v.steps, values)) for v in known.program.views]
     results = []
     for result in known.program.results:
-        constant = result.constant if result.length is None else number(result.length, values)
+        constant = result.constant
+        if result.length is not None:
+            constant = _returned_number(result, values, floats)
         results.append((result, way_of(result.steps, values), constant))
     one = len(results) == 1 and results[0][0].output == 0 and not results[0][1]
     structure = known.program.structure  # a region of a model has none

@@ -9,6 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from fusec.frontend.trace_views import Length, Step
+from fusec.runtime.traced_numbers import evaluated
 
 if TYPE_CHECKING:
     import torch
@@ -32,10 +33,7 @@ def number(length: Length, values: Mapping[Any, Any]) -> Any:
     """A length in numbers."""
     if isinstance(length, int | float):
         return length
-    found = length.xreplace(values)
-    if found.is_Boolean:
-        return bool(found)
-    return int(found) if found.is_integer else float(found)
+    return evaluated(length, values)
 
 
 def _step(step: Step, values: Mapping[Any, Any]) -> Callable[[Any], Any]:

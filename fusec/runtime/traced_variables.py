@@ -50,6 +50,8 @@ class Variables:
             if not isinstance(value, ModuleType):
                 self.globals.append((function.__globals__, name, value))
                 found.append((name, value))
+        defaults = (*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values())
+        yield from (value for value in defaults if isinstance(value, FunctionType))
         for name, value in found:
             if isinstance(value, torch.Tensor):
                 self.tensors.append((name, value))

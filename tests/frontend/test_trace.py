@@ -372,7 +372,11 @@ def test_traced_functions_nest() -> None:
 
 def test_many_traces_are_said() -> None:
     function = fusec.compile(lambda x, n: x * n, backend="torch")
-    for n in range(63):
+    for n in range(15):
+        function(X[0, :2], n)
+    with pytest.warns(UserWarning, match="16 values of the integer n"):
+        function(X[0, :2], 15)
+    for n in range(16, 63):
         function(X[0, :2], n)
     with pytest.warns(UserWarning, match="has been traced 64 times"):
         function(X[0, :2], 63)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 
 import pytest
@@ -173,3 +174,44 @@ def test_an_operator_of_pytorch_is_no_slip_of_the_pen(function: Callable[[Tensor
     with pytest.raises(UnsupportedError, match="is not an operator that fusec can fuse") as caught:
         fusec.compile(lambda x: function(x))(X)
     assert "did you mean" not in str(caught.value)
+
+
+def _nested() -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.nested.nested_tensor([X, X])
+
+
+def _quantized() -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return torch.quantize_per_tensor(X, 0.1, 0, torch.quint8)
+
+
+def _rows() -> Tensor:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return X.to_sparse_csr()
+
+
+NOT_PLAIN: dict[str, tuple[Callable[[], Tensor], str, str]] = {
+    "quantized": (_quantized, "is quantized, as torch.quint8", "dequantize"),
+    "nested": (_nested, "is a nested tensor", "to_padded_tensor"),
+    "sparse": (X.to_sparse, "has the layout torch.sparse_coo", "to_dense"),
+    "sparse rows": (_rows, "has the layout torch.sparse_csr", "to_dense"),
+}
+
+
+@pytest.mark.parametrize("name", NOT_PLAIN)
+def test_a_tensor_that_is_not_plain_is_refused(name: str) -> None:
+    make, message, hint = NOT_PLAIN[name]
+    for function, args in ((lambda y: y + 1, ()), (lambda x, y: x + y, (X,))):
+        with pytest.raises(fusec.FusecError, match=f"input 'y' {message}") as found:
+            fusec.compile(function)(*args, make())
+        assert hint in str(found.value)
+
+
+def test_a_formula_in_a_function_is_named_as_such() -> None:
+    formula = fusec.compile("x * sigmoid(x)")
+    with pytest.raises(UnsupportedError, match="a formula is called"):
+        fusec.compile(lambda x: formula(x) + 1)(X)

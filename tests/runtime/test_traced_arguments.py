@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import enum
 from collections.abc import Callable
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import numpy
@@ -11,6 +13,7 @@ import pytest
 import torch
 
 import fusec
+from fusec.errors import DTypeError
 
 Tensor = torch.Tensor
 
@@ -144,3 +147,57 @@ def test_members_of_enumerations_and_subclasses_of_numbers() -> None:
         torch.testing.assert_close(compiled(x, way), x * (2 if way is Way.TWICE else 3))
     with pytest.raises(fusec.DTypeError, match="is called with a Number"):
         compiled(x, Number(2))
+
+
+FACTOR = 2.0
+
+
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return x * FACTOR
+
+
+CLAMP, TANH, OWN = partial(torch.clamp, min=2.0), torch.nn.Tanh(), SimpleNamespace(s=3.0)
+DEFAULTS: dict[str, Callable[..., torch.Tensor]] = {
+    "a function of PyTorch": lambda x, act=torch.nn.functional.gelu: act(x),
+    "a function": lambda x, act=scaled: act(x),
+    "by name alone": lambda x, *, act=torch.relu: act(x),
+    "before a number": lambda x, act=torch.relu, s=2.0: act(x) * s,
+    "partial": lambda x, act=CLAMP: act(x),
+    "a module": lambda x, act=TANH: act(x),
+    "an object": lambda x, own=OWN: x * own.s,
+}
+
+
+@pytest.mark.parametrize("name", DEFAULTS)
+def test_a_default_that_is_no_tensor_is_a_constant(name: str) -> None:
+    x = torch.tensor([-1.0, 0.5, 3.0])
+    compiled = fusec.compile(DEFAULTS[name])
+    torch.testing.assert_close(compiled(x), DEFAULTS[name](x))
+    torch.testing.assert_close(compiled.bind(x)(), DEFAULTS[name](x))
+
+
+def test_a_function_that_is_passed_is_refused_unless_it_is_the_default() -> None:
+    compiled = fusec.compile(lambda x, act=scaled: act(x))
+    torch.testing.assert_close(compiled(torch.ones(2), scaled), scaled(torch.ones(2)))
+    with pytest.raises(DTypeError, match="is called with a function"):
+        compiled(torch.ones(2), lambda x: x)
+
+
+def test_what_a_default_reads_may_change(monkeypatch: pytest.MonkeyPatch) -> None:
+    compiled = fusec.compile(lambda x, act=scaled: act(x))
+    compiled(torch.ones(2))
+    monkeypatch.setitem(globals(), "FACTOR", 5.0)
+    torch.testing.assert_close(compiled(torch.ones(2)), torch.full((2,), 5.0))
+
+
+def test_many_integers_are_warned_of_once() -> None:
+    compiled = fusec.compile(lambda x, axis, step: x.sum(axis) / step)
+    x = torch.ones(2, 3)
+    for step in range(1, 16):
+        compiled(x, 0, step)
+    with pytest.warns(UserWarning, match="16 values of the integer step: pass a float or") as found:
+        compiled(x, 0, 16)
+    assert found[0].filename == __file__
+    compiled(x, 0, 17)
+    for step in range(1, 20):
+        compiled(x, 1, float(step))
