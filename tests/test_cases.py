@@ -199,6 +199,13 @@ def test_an_expanded_out_is_refused(backend: str) -> None:
     with pytest.raises(ShapeError, match="overlaps itself"):
         f(x, out=out.expand(3, 4))
     assert not out.any()
+    with pytest.raises(ShapeError, match="overlaps itself"):
+        f(x, out=torch.zeros(6).as_strided((3, 4), (1, 1)))  # rows begin inside of others
+    woven = torch.zeros(13).as_strided((3, 4), (3, 2))  # 0 2 4 6, 3 5 7 9, 6 ...
+    with pytest.raises(ShapeError, match="overlaps itself"):
+        f(x, out=woven)
+    apart = torch.zeros(21).as_strided((3, 4), (7, 2))  # 0 2 4 6, 7 9 11 13 ...
+    assert torch.equal(f(x, out=apart), x + 1)
     tracked = torch.zeros(3, 4, requires_grad=True)
     with pytest.raises(UnsupportedError, match="requires grad"):
         f(x, out=tracked)

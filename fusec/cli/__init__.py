@@ -139,7 +139,9 @@ def _usage_text(error: Exception, given: Sequence[str]) -> str:
     hint = did_you_mean(option, possible) if option else _command_hint(message, context)
     # `-sum(x)` reads as the option -s with the value um(x), and leaves no formula.
     taken = "missing argument" in lines[0] and any(re.match(r"-[a-z]\w*\W", g) for g in given)
-    if hint is None and (option.startswith("-") or taken):
+    command = getattr(context, "command", None)
+    takes = any(p.name == "formula" for p in getattr(command, "params", ()))
+    if hint is None and takes and (option.startswith("-") or taken):
         hint = "a formula that begins with '-' goes after '--', as in: fusec show -- '-x'"
     if hint is None:
         hint = f"see {context.command_path if context else 'fusec'} --help"

@@ -86,11 +86,11 @@ class InputOption:
 def read_formula(argument: str) -> Source:
     """The formula that an argument of the command line means, with the name errors show for it."""
     if argument == "-":
-        return Source(sys.stdin.read(), "<stdin>")
+        return Source(sys.stdin.read().removeprefix("\ufeff"), "<stdin>")
     if not argument.endswith(".fuse") and not _is_file(argument):
         return Source(argument)
     try:
-        return Source(Path(argument).read_text(encoding="utf-8"), argument)
+        return Source(Path(argument).read_text(encoding="utf-8-sig"), argument)
     except UnicodeDecodeError as error:
         raise ParseError(f"{argument} is not UTF-8 text") from error
     except (OSError, ValueError) as error:

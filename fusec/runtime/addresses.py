@@ -1,12 +1,14 @@
 """What tensors have in memory: whether any, where, and how far it reaches.
 
-May import the stdlib only.
+May import ``fusec.errors``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
+
+from fusec.errors import ShapeError
 
 if TYPE_CHECKING:
     import torch
@@ -46,6 +48,24 @@ def share_memory(values: Sequence[Any], outs: Sequence[torch.Tensor]) -> bool:
     )
 
 
+def refuse_overlaps(outs: Sequence[torch.Tensor], apart: bool) -> None:
+    """ShapeError if several elements of the caller's outputs are in one place; those of two are not
+    if they are known to be ``apart``.
+    """
+    for k, tensor in enumerate(outs):
+        if overlaps_itself(tensor):
+            which = "out" if len(outs) == 1 else f"out[{k}]"
+            raise ShapeError(
+                f"{which} overlaps itself: several of its elements share one place in memory",
+                hint="pass out.contiguous(), not an expanded tensor",
+            )
+    if len(outs) > 1 and not apart and (found := overlapping(outs)) is not None:
+        raise ShapeError(
+            "out[{}] and out[{}] share memory".format(*found),
+            hint="give each result a tensor of its own",
+        )
+
+
 def overlapping(outs: Sequence[torch.Tensor]) -> tuple[int, int] | None:
     """The positions of two outputs that have an element in one place; None if there are none.
 
@@ -57,6 +77,22 @@ def overlapping(outs: Sequence[torch.Tensor]) -> tuple[int, int] | None:
             if start < other_end and other_start < end and _meet(outs[other], outs[k]):
                 return other, k
     return None
+
+
+def overlaps_itself(tensor: torch.Tensor) -> bool:
+    """Whether several elements of a tensor are in one place."""
+    import torch
+
+    reach, apart = 0, True
+    for step, length in sorted(zip(tensor.stride(), tensor.shape, strict=True)):
+        if length > 1:
+            apart = apart and step > reach
+            reach += (length - 1) * step
+    if apart or not tensor.numel():
+        return False
+    places = torch.zeros(reach + 1, dtype=torch.bool)
+    places.as_strided(tensor.shape, tensor.stride()).fill_(True)
+    return int(places.sum()) < tensor.numel()
 
 
 def _meet(a: torch.Tensor, b: torch.Tensor) -> bool:

@@ -10,8 +10,9 @@ import warnings
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NoReturn
 
+from fusec import settings
 from fusec.errors import DTypeError, FusecError, ShapeError, UnsupportedError
-from fusec.runtime.addresses import NUMBERS, in_memory, lacks_memory, overlapping, share_memory
+from fusec.runtime.addresses import NUMBERS, in_memory, lacks_memory, refuse_overlaps, share_memory
 from fusec.runtime.arrays import tensor_of, why_refused
 from fusec.runtime.prepared import Prepared, made
 
@@ -273,16 +274,7 @@ class Call:
                 raise UnsupportedError(
                     f"{which} has no memory", hint="pass a tensor that can be written to"
                 )
-            if torch._debug_has_internal_overlap(tensor) == 1:
-                raise ShapeError(
-                    f"{which} overlaps itself: several of its elements share one place in memory",
-                    hint="pass out.contiguous(), not an expanded tensor",
-                )
-        if len(outs) > 1 and not self.fresh and (found := overlapping(outs)) is not None:
-            raise ShapeError(
-                "out[{}] and out[{}] share memory".format(*found),
-                hint="give each result a tensor of its own",
-            )
+        refuse_overlaps(outs, self.fresh)
         return outs
 
     @property
@@ -378,9 +370,10 @@ def _cpu_backend() -> str:
 
     if find_compiler() is not None:
         return "cpp"
+    tried = ", ".join(" ".join(command) for command in settings.get().cxx)
     warnings.warn(
-        "fusec found no C++ compiler, so formulas run op by op in PyTorch; "
-        "install g++ or set FUSEC_CXX",
+        f"fusec found no C++ compiler (tried {tried}), so formulas run op by op in PyTorch; "
+        "install g++ or set FUSEC_CXX to the path of one",
         UserWarning,
         stacklevel=6,
     )

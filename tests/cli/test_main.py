@@ -88,6 +88,7 @@ def test_help_loads_neither_torch_nor_triton() -> None:
         (("show",), "error: missing argument 'formula'", "see fusec show --help"),
         (("show", "x", "--stge"), "error: no such option: --stge", "did you mean '--stage'?"),
         (("show", "-x"), "error: no such option: -x", "a formula that begins with '-' goes"),
+        (("doctor", "--bad"), "error: no such option: --bad", "see fusec doctor --help"),
         (("show", "-sum(x)"), "error: missing argument 'formula'", "a formula that begins with"),
         (("show", "x", "--stage", "tritn"), "error: --stage cannot be 'tritn'", "'triton'?"),
         (("show", "x", "--backend", "ccp"), "error: --backend cannot be 'ccp'", "'cpp'?"),

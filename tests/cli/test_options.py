@@ -123,6 +123,8 @@ def test_a_formula_is_text_a_file_or_standard_input(
     assert options.read_formula(str(path)) == options.Source("gelu(x)", str(path))
     monkeypatch.setattr("sys.stdin", io.StringIO("silu(x)"))
     assert options.read_formula("-") == options.Source("silu(x)", "<stdin>")
+    path.write_bytes(b"\xef\xbb\xbfgelu(x)")  # as editors of Windows write it
+    assert options.read_formula(str(path)).text == "gelu(x)"
     assert options.read_formula("x" * 100_000).text == "x" * 100_000
     assert options.read_formula("x\0").text == "x\0"
 
