@@ -347,7 +347,8 @@ def _called(
     calling = Calling(function, wires, [None] * len(region.results))
     call = graph.call_function(called(calling), tuple(tensors))
     found = _results(graph, region, call)
-    _join(region, found)
+    if function.joined:
+        _join(region, found)
     there = ChainMap(found, known)
     for node in region.nodes:
         is_view = model.operations.by_node[node].kind == VIEW

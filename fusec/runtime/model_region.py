@@ -181,6 +181,7 @@ class RegionFunction:
         fixed = all(isinstance(n, int) for own in region.program.symbols for n in own)
         self._shapes: Callable[[Any], Any] = _nothing if fixed else _shapes
         self.fixed = fixed and not region.numbers
+        self.joined = bool(targets.joints)
         parts = {place for joint in targets.joints for place, _, _ in joint.parts}
         self.inside = parts - {joint.first for joint in targets.joints}  # given as None
         self._memo: dict[Any, _Bound] = {}

@@ -73,6 +73,14 @@ def nested(x: Any, y: Any) -> Any:
     return outer.cumsum(1), torch.cat((other, y), 1).cumsum(0), other.cumsum(0)
 
 
+def normed(x: Any) -> Any:
+    """The gradient of parts is put together by PyTorch where kernels lay it out by themselves."""
+    h = x.cumsum(-1)
+    n = F.layer_norm(h, h.shape[-1:])
+    r = torch.cat((n[..., :8] * 2, n[..., 8:].neg()), -1)
+    return torch.cat((r, h), -1).cumsum(-1), r
+
+
 def uneven(x: Any, y: Any) -> Any:
     return F.silu(torch.cat((x * 2, y + 1, x.exp()), 1)) * 3
 
@@ -118,6 +126,7 @@ CASES: dict[str, tuple[Function, list[torch.Tensor]]] = {
     "partly": (partly, [rows_of(2, 5, 11), rows_of(5, 4), rows_of(5, 4)]),
     "longer": (longer, [rows_of(2, 5, 22), rows_of(5, 4), rows_of(5, 4)]),
     "nested": (nested, [rows_of(3, 4), rows_of(3, 2)]),
+    "normed": (normed, [rows_of(3, 4, 24)]),
     "uneven": (uneven, [rows_of(3, 4), rows_of(3, 7)]),
     "slices": (slices, [rows_of(3, 4)]),
     "beside": (beside, [rows_of(3, 4), rows_of(3, 2)]),
